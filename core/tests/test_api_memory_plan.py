@@ -16,6 +16,7 @@ from rljob.api.memory_checks import (
 )
 from rljob.api.memory_plan import (
     USABLE,
+    AdapterSettings,
     Peak,
     TrainerSettings,
     fewest_ranks,
@@ -105,6 +106,33 @@ def test_the_plan_of_32b_on_sixteen_gpus_with_recomputation():
     assert step_bytes(MODELS["32B"], replace(settings, wire="device")) == expected + 65_527_752_704
 
 
+def test_the_plan_of_7b_with_adapters_on_one_gpu():
+    adapters = AdapterSettings(32)
+    # 32 · (2·(3584 + 3584) + 2·(3584 + 512) + 3·(3584 + 18944)) in each of 28 layers
+    trained = 28 * 2_883_584
+    masters = 15_231_233_024 + 4 * trained  # the model in bfloat16
+    state = masters + 8 * trained
+    whole = 15_231_233_024 + 2 * trained + 4 * trained  # parameters in bfloat16 and the float32 gradient
+    # inputs of norms 2·4·3584, attention 4·(3584 + 512) + 4·28, MLP 4·2·18944, inputs 2·2·3584, results of A 7·2·32
+    layers = (28_672 + 16_384 + 112 + 151_552 + 14_336 + 448) * 28 * 4096
+    head = 147_849_216  # as above; the output layer has no gradient and needs less than a layer:
+    layer = 583_008_256 + 6 * 2_883_584  # 142336 · 4096; gradients of its adapters in both types
+    settings = replace(SETTINGS, ranks=1, adapters=adapters)
+    plan = plan_memory(MODELS["7B"], settings)
+    copy, saved = 15_231_233_024, 30_462_466_048 + 12 * trained  # a checkpoint: merged float32 weights, A, B, moments
+    largest = state + whole + layers + head + layer + copy
+    assert plan.step == Peak(largest, saved) == Peak(72_152_155_136, saved)
+    assert plan.load == Peak(masters + 2_179_989_504, 2_179_989_504)
+    merged = 8 * 3584 * 18_944
+    assert plan.checkpoint == Peak(state + merged + copy, saved)
+    assert plan.device < H100, "full fine-tuning needs 5 GPUs"
+    one = AdapterSettings(8, ("self_attn.q_proj",))
+    assert one.block_parameters(MODELS["7B"]) == 8 * (3584 + 3584)
+    two = plan_memory(MODELS["7B"], replace(settings, ranks=2))
+    assert two.load.device == masters // 2 + 1_089_994_752
+    assert two.checkpoint.device == state // 2 + 3_269_984_256 + merged + 8 * trained + copy
+
+
 def test_the_microbatch_is_the_largest_that_fits():
     cases = (("1.5B", 1, "none", "device"), ("7B", 4, "none", "device"), ("32B", 16, "layer", "host"))
     for name, ranks, recompute, wire in cases:
@@ -177,6 +205,9 @@ def test_what_cannot_fit_is_refused_with_field_and_remedy(spec):
         return [*trainer_problems(found, MODELS[name], memory)]
 
     assert problems(spec(processesPerNode=4)) == []
+    assert problems(spec(lora={"rank": 32})) == []
+    (adapters,) = problems(spec(lora={"targets": ["q_proj"]}, microbatchTokens=32_768))
+    assert "microbatch of 32768 tokens needs" in adapters
     (states,) = problems(spec())
     assert states == (
         "spec.trainer.processesPerNode: the phase step of 7,615,616,512 parameters needs 169.6 GiB on a GPU, and the "

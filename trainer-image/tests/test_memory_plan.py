@@ -12,7 +12,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rljob.api.extensions import BACKENDS, load
 from rljob.api.memory_checks import UNKNOWN_TOKENS, microbatch_tokens
-from rljob.api.memory_plan import CHUNK_BYTES, EXCHANGE_BYTES, ONE_EXCHANGE_BYTES, TrainerSettings, step_bytes
+from rljob.api.memory_plan import (
+    CHUNK_BYTES,
+    EXCHANGE_BYTES,
+    ONE_EXCHANGE_BYTES,
+    AdapterSettings,
+    TrainerSettings,
+    step_bytes,
+)
 from rljob.api.model_shape import shape_of
 from rljob.api.roles import Trainer
 from rljob.trainer import logprobs, microbatch_budget
@@ -50,19 +57,24 @@ def save_model(directory: Path, vocabulary: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "vocabulary", "dtype", "recompute"),
+    ("kind", "vocabulary", "dtype", "recompute", "lora"),
     [
-        ("qwen2", 1500, "float32", "none"),
-        ("qwen2", 1500, "bfloat16", "none"),
-        ("qwen2", 64, "bfloat16", "none"),
-        ("qwen3", 64, "float32", "none"),
-        ("qwen2", 64, "bfloat16", "layer"),
+        ("qwen2", 1500, "float32", "none", None),
+        ("qwen2", 1500, "bfloat16", "none", None),
+        ("qwen2", 64, "bfloat16", "none", None),
+        ("qwen3", 64, "float32", "none", None),
+        ("qwen2", 64, "bfloat16", "layer", None),
+        ("qwen2", 1500, "float32", "none", {"rank": 8}),
+        ("qwen2", 64, "bfloat16", "none", {"rank": 64}),
+        ("qwen2", 1500, "bfloat16", "layer", {"rank": 64}),
+        ("qwen3", 64, "bfloat16", "none", {"rank": 32, "targets": ["q_proj", "mlp.down_proj"]}),
     ],
 )
-def test_a_step_holds_as_many_bytes_as_planned(tmp_path, world, kind, vocabulary, dtype, recompute):
+def test_a_step_holds_as_many_bytes_as_planned(tmp_path, world, kind, vocabulary, dtype, recompute, lora):
     torch.manual_seed(0)
     save_model(tmp_path, vocabulary, kind)
-    backend = load(BACKENDS, "fsdp", "backend")(tmp_path, Trainer(dtype=dtype, recompute=recompute), world)
+    settings = Trainer.model_validate({"dtype": dtype, "recompute": recompute, "lora": lora})
+    backend = load(BACKENDS, "fsdp", "backend")(tmp_path, settings, world)
     ids_BL = torch.randint(0, vocabulary, (ROWS, LENGTH))
     microbatch = Microbatch(
         token_ids_BL=ids_BL,
@@ -80,13 +92,15 @@ def test_a_step_holds_as_many_bytes_as_planned(tmp_path, world, kind, vocabulary
 
     step()  # makes the moments
     held = HeldBytes()
-    held.add(list(backend._local.values()), [list(state.values()) for state in backend._optimizer.state.values()])
+    held.add(list(backend._parameters.values()), [list(state.values()) for state in backend._optimizer.state.values()])
     with held:
         step()
     model = shape_of(tmp_path)
     assert model is not None
-    assert model.parameters == sum(parameter.numel() for parameter in backend.model.parameters())
-    planned = step_bytes(model, TrainerSettings(1, dtype, ROWS * LENGTH, 0, recompute))
+    adapters = AdapterSettings(lora["rank"], tuple(lora["targets"]) if "targets" in lora else None) if lora else None
+    trained = sum(parameter.numel() for parameter in backend.model.parameters() if parameter.requires_grad)
+    assert trained == (model.layers * adapters.block_parameters(model) if adapters else model.parameters)
+    planned = step_bytes(model, TrainerSettings(1, dtype, ROWS * LENGTH, 0, recompute, adapters=adapters))
     assert held.peak <= planned <= TOLERANCE[recompute] * held.peak, planned / held.peak
 
 

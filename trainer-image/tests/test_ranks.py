@@ -119,11 +119,11 @@ def save(world: World, source: Path, job: RLJob, steps: list[Any], storage: Path
     CheckpointStore(storage).write(world.with_own_control(), state, read_configuration(source), backend.save())
 
 
-def resume(world: World, job: RLJob, step: Any, storage: Path) -> Any:
+def resume(world: World, job: RLJob, step: Any, storage: Path, initial: Path | None = None) -> Any:
     """Return this rank's weights and moments as loaded, the most bytes of tensors that it held while it copied them,
-    then the result of one more step."""
+    then the result of one more step; adapters need the ``initial`` model."""
     checkpoint = choose_checkpoint(CheckpointStore(storage), world).path
-    backend = FsdpBackend(checkpoint, job.spec.trainer, world)
+    backend = FsdpBackend(initial or checkpoint, job.spec.trainer, world)
     backend.load(checkpoint)
     held = HeldBytes()
     held.add(list(backend._local.values()), [list(state.values()) for state in backend._optimizer.state.values()])

@@ -26,10 +26,11 @@ from rljob.transfer.rendezvous import Rendezvous
 WAIT_SECONDS = 50
 
 
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
 async def test_a_killed_trainer_resumes_from_an_intact_checkpoint_and_replays_to_the_same_bits(
-    tmp_path, model_directory, job, batch, coordinator, start
+    tmp_path, model_directory, job, batch, coordinator, start, lora
 ):
-    made = job()
+    made = job(trainer={"optimizer": {"learningRate": 1e-3, "maxGradNorm": 0.5}, "lora": lora})
     coordinator.batches = {step: batch(seed=step, step=step) for step in range(4)}
     (process,) = await start(coordinator, made)
     assert (await coordinator.admit()).step == 0

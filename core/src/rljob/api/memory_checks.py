@@ -14,6 +14,7 @@ from rljob.api.memory_plan import (
     DTYPE_BYTES,
     GRANULE,
     USABLE,
+    AdapterSettings,
     TrainerSettings,
     fewest_ranks,
     most_tokens,
@@ -21,6 +22,7 @@ from rljob.api.memory_plan import (
 )
 from rljob.api.model_shape import ModelShape
 from rljob.api.models import RLJobSpec
+from rljob.api.roles import Lora
 
 UNKNOWN_TOKENS = 4096
 """Tokens of a microbatch on a GPU for a model or a backend whose memory is not known."""
@@ -48,7 +50,14 @@ def settings_of(spec: RLJobSpec, tokens: int | None = None) -> TrainerSettings:
         bucket_bytes=spec.weight_sync.bucket_bytes,
         recompute=trainer.recompute,
         wire="device" if spec.weight_sync.transport == "nccl" else "host",
+        adapters=_adapters(trainer.lora),
     )
+
+
+def _adapters(lora: Lora | None) -> AdapterSettings | None:
+    if lora is None:
+        return None
+    return AdapterSettings(lora.rank, None if lora.targets is None else tuple(lora.targets))
 
 
 def unknown_memory(spec: RLJobSpec, model: ModelShape | None, device_bytes: int) -> str:

@@ -5,7 +5,8 @@ test of the trainer compares it with the bytes that a real step allocates. What 
 besides the tensors is not part of it: :data:`USABLE` leaves room for that.
 
 Symbols: P parameters, R ranks, b bytes of the dtype, T padded tokens of the largest microbatch, V vocabulary, h hidden
-size. Masters, gradients and moments are float32 and sharded: 4 P / R each.
+size. Masters, gradients and moments are float32 and sharded: 4 P / R each. With adapters (LoRA) only the A parameters
+of the adapters have them, and the model takes b P / R.
 """
 
 from __future__ import annotations
@@ -37,12 +38,30 @@ TOKEN_BYTES = 256
 
 
 @dataclass(frozen=True)
+class AdapterSettings:
+    """Adapters of ``rank`` at the linear layers whose names end with one of ``targets``; None: at all."""
+
+    rank: int
+    targets: tuple[str, ...] | None = None
+
+    def layers(self, model: ModelShape) -> dict[str, tuple[int, int]]:
+        """Return inputs and outputs of the linear layers with adapters in one decoder layer, by name."""
+        ends = None if self.targets is None else {target.rpartition(".")[2] for target in self.targets}
+        return {name: sizes for name, sizes in model.linear_layers.items() if ends is None or name in ends}
+
+    def block_parameters(self, model: ModelShape) -> int:
+        """Return the parameters of the adapters of one decoder layer."""
+        return self.rank * sum(inputs + outputs for inputs, outputs in self.layers(model).values())
+
+
+@dataclass(frozen=True)
 class TrainerSettings:
     """What the peaks depend on besides the model.
 
     ``ranks``: data-parallel ranks that share the parameters. ``tokens``: padded tokens of the largest microbatch, which
     is at least the longest sample. ``recompute``: ``layer`` keeps only the input of each layer for the backward pass.
-    ``wire``: where the copy of the weights is while it is sent; ``device`` with NCCL.
+    ``wire``: where the copy of the weights is while it is sent; ``device`` with NCCL. ``adapters``: what is trained
+    instead of the model.
     """
 
     ranks: int
@@ -51,6 +70,7 @@ class TrainerSettings:
     bucket_bytes: int
     recompute: Recompute = "none"
     wire: Literal["device", "host"] = "host"
+    adapters: AdapterSettings | None = None
 
 
 @dataclass(frozen=True)
@@ -89,28 +109,38 @@ class MemoryPlan:
 
 def plan_memory(model: ModelShape, settings: TrainerSettings) -> MemoryPlan:
     """Return the peaks of a rank."""
-    masters = _share(FLOAT32 * model.parameters, settings)
-    moments = _share(2 * FLOAT32 * model.parameters, settings)
-    state = masters + moments
+    trained = _trained_parameters(model, settings)
+    masters = _share(_weight_bytes(model, settings), settings)
+    state = masters + _share(2 * FLOAT32 * trained, settings)
     device_copy, host_copy = _sent_copy(model, settings, "device"), _sent_copy(model, settings, "host")
     gathered = 0 if settings.ranks == 1 else 2 * FLOAT32 * model.largest_parameter
     rows = _share(FLOAT32 * model.largest_parameter, settings)
     packed = settings.bucket_bytes + DTYPE_BYTES[settings.dtype] * model.largest_parameter
     device_packed, host_packed = (packed, 0) if settings.wire == "device" else (0, packed)
-    saved = _saved_bytes(model, settings)
+    merging, saved = _merging_bytes(model, settings), _saved_bytes(model, settings)
     return MemoryPlan(
         load=Peak(masters + rows, rows),
         step=Peak(step_bytes(model, settings), host_copy + saved),
-        update=Peak(state + gathered + device_copy + device_packed, host_copy + host_packed + saved),
-        checkpoint=Peak(state + _exchanged_bytes(model, settings) + device_copy, host_copy + saved),
+        update=Peak(state + gathered + merging + device_copy + device_packed, host_copy + host_packed + saved),
+        checkpoint=Peak(state + _exchanged_bytes(model, settings) + merging + device_copy, host_copy + saved),
     )
 
 
+def _merging_bytes(model: ModelShape, settings: TrainerSettings) -> int:
+    """Return the bytes that merging adapters needs: all of them whole, and one layer at a time."""
+    if settings.adapters is None:
+        return 0
+    largest = max((inputs * outputs for inputs, outputs in settings.adapters.layers(model).values()), default=0)
+    whole = 0 if settings.ranks == 1 else 2 * FLOAT32 * _trained_parameters(model, settings)
+    return 2 * FLOAT32 * largest + whole
+
+
 def _saved_bytes(model: ModelShape, settings: TrainerSettings) -> int:
-    """Return the most bytes that a rank copies for a checkpoint: whole tensors of weights and moments, so that no rank
-    has more than the mean and the largest tensor."""
+    """Return the most bytes that a rank copies for a checkpoint: whole tensors of weights, moments and adapters, so
+    that no rank has more than the mean and the largest tensor."""
     largest = 3 * FLOAT32 * model.largest_parameter
-    return _share(3 * FLOAT32 * model.parameters, settings) + largest - _share(largest, settings)
+    extra = 3 * FLOAT32 * _trained_parameters(model, settings) if settings.adapters else 2 * FLOAT32 * model.parameters
+    return _share(FLOAT32 * model.parameters + extra, settings) + largest - _share(largest, settings)
 
 
 def _exchanged_bytes(model: ModelShape, settings: TrainerSettings) -> int:
@@ -123,25 +153,40 @@ def _exchanged_bytes(model: ModelShape, settings: TrainerSettings) -> int:
 
 def step_bytes(model: ModelShape, settings: TrainerSettings) -> int:
     """Return the peak on the device of the forward and backward passes and of the optimizer, while weights are sent."""
-    size, tokens = DTYPE_BYTES[settings.dtype], settings.tokens
-    state = _share(3 * FLOAT32 * model.parameters, settings)  # masters and moments
-    gradients = _share(FLOAT32 * model.parameters, settings)
-    block, root = size * model.block_parameters, size * model.root_parameters
-    layer = layer_bytes(model, settings.dtype)
+    size, tokens, trained = DTYPE_BYTES[settings.dtype], settings.tokens, _trained_parameters(model, settings)
+    adapters = 0 if settings.adapters is None else settings.adapters.block_parameters(model)
+    state = _share(_weight_bytes(model, settings) + 2 * FLOAT32 * trained, settings)
+    gradients = _share(FLOAT32 * trained, settings)
+    block, root = size * (model.block_parameters + adapters), size * model.root_parameters
+    layer = layer_bytes(model, settings.dtype, settings.adapters)
     if settings.recompute == "layer":
         kept, again = model.layers * size * model.hidden * tokens, layer * tokens
     else:
         kept, again = model.layers * layer * tokens, 0
     kept += (FLOAT32 + 3 * size) * model.hidden * tokens + TOKEN_BYTES * tokens  # last norm, inputs of the output layer
     if settings.ranks == 1 or FLOAT32 * model.parameters <= ONE_EXCHANGE_BYTES:  # one exchange for all microbatches
-        parameters, in_passes = size * model.parameters, FLOAT32 * model.parameters
+        parameters, in_passes = root + model.layers * block, FLOAT32 * trained
     else:
-        parameters, in_passes = root + 2 * block, gradients + size * model.largest_parameter
+        parameters = root + 2 * block
+        in_passes = gradients + (0 if adapters else size * model.largest_parameter)
     working = (size * (3 * model.intermediate + 2 * model.hidden) + FLOAT32 * model.hidden) * tokens
-    of_layer = again + working + block + FLOAT32 * model.block_parameters
+    of_layer = again + working + (size + FLOAT32) * (adapters or model.block_parameters)
     passes = in_passes + parameters + kept + max(_output_bytes(model, settings), of_layer)
     # AdamW has temporary tensors over all parameters at once.
     return state + _sent_copy(model, settings, "device") + max(passes, 2 * gradients)
+
+
+def _trained_parameters(model: ModelShape, settings: TrainerSettings) -> int:
+    """Return the number of parameters with gradient and moments."""
+    if settings.adapters is None:
+        return model.parameters
+    return model.layers * settings.adapters.block_parameters(model)
+
+
+def _weight_bytes(model: ModelShape, settings: TrainerSettings) -> int:
+    """Return the bytes of the weights on all ranks: float32 where they are trained, else in the dtype."""
+    trained = FLOAT32 * _trained_parameters(model, settings)
+    return trained if settings.adapters is None else trained + DTYPE_BYTES[settings.dtype] * model.parameters
 
 
 def _sent_copy(model: ModelShape, settings: TrainerSettings, place: Literal["device", "host"]) -> int:
@@ -156,21 +201,30 @@ def _output_bytes(model: ModelShape, settings: TrainerSettings) -> int:
     if tokens <= chunk:
         return (2 * size + FLOAT32) * model.vocabulary * tokens
     logits = (2 * size + FLOAT32) * model.vocabulary * chunk
-    return logits + size * model.hidden * tokens + (FLOAT32 + size) * model.largest_parameter
+    gradient = 0 if settings.adapters else (FLOAT32 + size) * model.largest_parameter
+    return logits + size * model.hidden * tokens + gradient
 
 
-def layer_bytes(model: ModelShape, dtype: Dtype) -> int:
+def layer_bytes(model: ModelShape, dtype: Dtype, adapters: AdapterSettings | None = None) -> int:
     """Return the bytes that one layer keeps for its backward pass, per token.
 
     Each RMS norm keeps its input in float32, the normalized input and its output; attention keeps query, key, value,
-    output and a float32 sum per head; the MLP keeps the results of gate, activation, up, and their product.
+    output and a float32 sum per head; the MLP keeps the results of gate, activation, up, and their product. With
+    adapters no weight has a gradient: norms keep no normalized input, and inputs of linear layers are kept where an
+    adapter needs them, with the result of A.
     """
     size = DTYPE_BYTES[dtype]
-    norms = 2 * (FLOAT32 + 2 * size) * model.hidden
-    if model.norms_heads:
-        norms += (FLOAT32 + size) * (model.query + model.key)
     attention = 2 * size * (model.query + model.key) + FLOAT32 * model.heads
-    return norms + attention + 4 * size * model.intermediate
+    kept = 2 * FLOAT32 * model.hidden + attention + 3 * size * model.intermediate
+    if model.norms_heads:
+        kept += FLOAT32 * (model.query + model.key)
+    if adapters is None:
+        normalized = 2 * model.hidden + (model.query + model.key if model.norms_heads else 0)
+        return kept + size * (normalized + 2 * model.hidden + model.intermediate)
+    adapted = adapters.layers(model)
+    inputs = [("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("down_proj",)]
+    needed = sum(model.linear_layers[names[0]][0] for names in inputs if not adapted.keys().isdisjoint(names))
+    return kept + size * (needed + adapters.rank * len(adapted))
 
 
 def most_tokens(model: ModelShape, settings: TrainerSettings, device_bytes: int) -> int:

@@ -46,6 +46,19 @@ class ModelShape:
         return self.key_value_heads * self.head_size
 
     @property
+    def linear_layers(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of each linear layer of a decoder layer."""
+        return {
+            "q_proj": (self.hidden, self.query),
+            "k_proj": (self.hidden, self.key),
+            "v_proj": (self.hidden, self.key),
+            "o_proj": (self.query, self.hidden),
+            "gate_proj": (self.hidden, self.intermediate),
+            "up_proj": (self.hidden, self.intermediate),
+            "down_proj": (self.intermediate, self.hidden),
+        }
+
+    @property
     def block_parameters(self) -> int:
         """Parameters of one decoder layer."""
         attention = 2 * self.hidden * (self.query + self.key)

@@ -105,6 +105,18 @@ class Optimizer(Model):
     """Steps over which the learning rate rises linearly from 0."""
 
 
+class Lora(Model):
+    """Adapters of low rank at linear layers: W + (alpha / rank)·B·A, where only A and B are trained."""
+
+    rank: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Rank of the adapters."""
+    alpha: Annotated[float, Field(gt=0, le=65_536)] = 64.0
+    """The adapters' result is multiplied by alpha / rank."""
+    targets: Annotated[list[Text], Field(min_length=1, max_length=64)] | None = None
+    """Names, or ends of names, of the linear layers with adapters, for example `q_proj` or `self_attn.q_proj`. Default:
+    all linear layers inside the decoder layers."""
+
+
 class TrainerParallelism(Model):
     """Model parallelism of the trainer; the remaining factor of the processes is data parallel."""
 
@@ -150,6 +162,10 @@ class Trainer(Model):
     recompute: Literal["none", "layer"] = "none"
     """`layer`: the backward pass computes the activations of each layer again from the inputs of the layer. It needs a
     fraction of the memory for activations and about a third more time. A backend of your own decides itself."""
+    lora: Lora | None = None
+    """Train adapters (LoRA) instead of all parameters. Engines and checkpoints get the merged weights; a run is resumed
+    from `models`, which must not change, and the adapters in the checkpoint. The learning rate is usually ten times
+    that of full fine-tuning. Default: all parameters are trained."""
     optimizer: Optimizer = Optimizer()
     """The optimizer."""
 

@@ -206,7 +206,8 @@ class TrainerLoop:
     def _load(self) -> list[RefusedCheckpoint]:
         """Load the newest checkpoint without damage, else the initial model; return the refused checkpoints."""
         chosen = choose_checkpoint(self._checkpoints, self._world)
-        source = self._read_policy() if chosen.path is None else chosen.path
+        has_adapters = self._job.spec.trainer.lora is not None  # a checkpoint has merged weights, not those below them
+        source = self._read_policy() if chosen.path is None or has_adapters else chosen.path
         log.info("loading %s", source)
         self._saved: TrainerState | None = chosen.state
         """Record of the checkpoint that this process loaded or wrote last; the writer updates it. On ranks other than 0

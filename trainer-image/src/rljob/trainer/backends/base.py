@@ -2,8 +2,9 @@
 
 ``spec.trainer.backend`` names a callable with the parameters (source, settings, world): a built-in name or
 ``module:attribute`` of a user's package. ``source`` is the Hugging Face directory of the weights to start from, a model
-or a checkpoint; ``settings`` is ``spec.trainer``. The callable returns a :class:`Backend` and raises ModelError for a
-directory without a model that it can train.
+or a checkpoint; ``settings`` is ``spec.trainer``. With ``settings.lora`` it is always the initial model, and
+:meth:`Backend.load` loads the adapters of a checkpoint. The callable returns a :class:`Backend` and raises ModelError
+for a directory without a model that it can train.
 
 Shapes: B rows of a microbatch, K positions of a row that may hold the model's tokens.
 """
@@ -50,7 +51,7 @@ class SavedState:
     of a tensor that several ranks have, the first one's is written. They share no memory with the model or the
     optimizer: they are written while training continues."""
 
-    weights: dict[str, Tensor]  # float32, by Hugging Face name
+    weights: dict[str, Tensor]  # float32, by Hugging Face name, adapters merged
     optimizer: dict[str, Tensor]  # float32, ``STATE.NAME``; only the backend reads them
 
 
@@ -109,7 +110,7 @@ class Backend(Protocol):
 
     def save(self) -> SavedState:
         """Return this rank's part of the state of the model for a checkpoint. The state does not depend on the number
-        of ranks, and a backend that starts from it yields the same bits from :meth:`named_tensors`; otherwise the
+        of ranks, and a backend that resumes from it yields the same bits from :meth:`named_tensors`; otherwise the
         checkpoint is refused.
 
         The backend writes no file: each rank writes its part while training continues, and again while the disk is
@@ -118,7 +119,7 @@ class Backend(Protocol):
         ...
 
     def load(self, checkpoint: Path) -> None:
-        """Load the optimizer and ``updates`` from the checkpoint that this backend loaded its weights from.
+        """Load the optimizer, ``updates``, and adapters from the checkpoint to resume from.
 
         Raises:
             ModelError: the checkpoint cannot be read.

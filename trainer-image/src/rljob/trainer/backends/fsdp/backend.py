@@ -8,8 +8,7 @@ Hugging Face names, so no other module depends on the number of ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,21 +17,22 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from rljob.api.roles import Optimizer, Trainer
 from rljob.trainer.backends.base import Loss, OptimizerUpdate, Output, SavedState
 from rljob.trainer.backends.fsdp.gather_weights import assign_tensors, own_tensors, whole_tensors
+from rljob.trainer.backends.fsdp.lora import Adapters
+from rljob.trainer.backends.fsdp.model_layers import decoder_layers, recompute_layers
 from rljob.trainer.backends.fsdp.output_layer import TargetLogprobs
 from rljob.trainer.backends.fsdp.read_weights import meta_model, read_weights
 from rljob.trainer.batch import Microbatch
 from rljob.trainer.checkpoint import read_optimizer_tensor, read_state
-from rljob.trainer.errors import ModelError
 from rljob.trainer.metrics import Stopwatch
 from rljob.trainer.process_group import World
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+ADAPTER = "adapter"
 ONE_EXCHANGE_BYTES = 2 << 30
 """Largest float32 gradient, in bytes, that every rank keeps whole during an update. Then ranks exchange gradients and
 parameters once per update. With larger models they exchange them in each microbatch, which takes less time than its
@@ -60,13 +60,17 @@ class FsdpBackend:
         self.vocabulary: int = self.model.config.get_text_config().vocab_size
         size = 4 * sum(parameter.numel() for parameter in self.model.parameters())
         self._one_exchange = world.dp_size == 1 or size <= ONE_EXCHANGE_BYTES
+        self._adapters = Adapters(self.model, settings.lora, self.dtype, source) if settings.lora else None
         if settings.recompute == "layer":
-            _recompute(self.model, source)
+            recompute_layers(self.model, source)
         self._root = _shard(self.model, self._mesh, self.dtype, not self._one_exchange)
-        read_weights(self.model, conversions, source, world)
+        read_weights(self.model, conversions, source, world, self._adapters.names if self._adapters else frozenset())
         self._logprobs = TargetLogprobs(self.model)
         self._parameters: dict[str, DTensor] = dict(self.model.named_parameters())  # type: ignore[arg-type]
-        self._local = {name: torch.nn.Parameter(p.to_local()) for name, p in self._parameters.items()}
+        if self._adapters:
+            self._adapters.initialize(self._parameters)
+        self._trained = {name: p for name, p in self._parameters.items() if p.requires_grad}
+        self._local = {name: torch.nn.Parameter(p.to_local()) for name, p in self._trained.items()}
         self._optimizer = _adamw(list(self._local.values()), self._settings)
         self.updates = 0  # also AdamW's step count
         self._watch = Stopwatch(world.device)
@@ -117,7 +121,7 @@ class FsdpBackend:
         return self._watch.take()
 
     def _update(self, step: int) -> OptimizerUpdate:
-        for name, parameter in self._parameters.items():
+        for name, parameter in self._trained.items():
             if parameter.grad is not None:
                 self._local[name].grad = cast(DTensor, parameter.grad).to_local()
         norm = self._clip()
@@ -141,62 +145,56 @@ class FsdpBackend:
 
     def named_tensors(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:
         """Yield each parameter as a whole tensor, by name; see :class:`Backend`."""
+        if self._adapters:
+            return self._adapters.merged(self._parameters, dtype)
         return whole_tensors(self._parameters, dtype)
 
     def save(self) -> SavedState:
-        """Return this rank's weights and AdamW's moments of them, named ``exp_avg.NAME`` and ``exp_avg_sq.NAME``."""
-        sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
-        ranks = assign_tensors(sizes, self._mesh.size())
-        weights = dict(own_tensors(self._parameters.items(), ranks))
-        moments = (dict(own_tensors(self._named_moments(moment), ranks)) for moment in MOMENTS)
-        named = zip(MOMENTS, moments, strict=True)
-        return SavedState(weights, {f"{moment}.{name}": tensor for moment, of in named for name, tensor in of.items()})
+        """Return this rank's part of the weights, and of AdamW's moments, named ``exp_avg.NAME`` and
+        ``exp_avg_sq.NAME``. With adapters the weights are merged; A and B are beside the moments, as ``adapter.NAME``.
+        """
+        ranks = self._assign(self._parameters)
+        if self._adapters:
+            weights = dict(self._adapters.own_merged(self._parameters, ranks))
+        else:
+            weights = dict(own_tensors(self._parameters.items(), ranks))
+        ranks = self._assign(self._trained)
+        kinds = (*MOMENTS, ADAPTER) if self._adapters else MOMENTS
+        own = ((kind, own_tensors(self._named_state(kind), ranks)) for kind in kinds)
+        return SavedState(weights, {f"{kind}.{name}": tensor for kind, tensors in own for name, tensor in tensors})
 
-    def _named_moments(self, moment: str) -> Iterator[tuple[str, DTensor]]:
-        for name, parameter in self._parameters.items():
+    def _assign(self, parameters: Mapping[str, DTensor]) -> dict[str, int]:
+        return assign_tensors({name: parameter.numel() for name, parameter in parameters.items()}, self._mesh.size())
+
+    def _named_state(self, kind: str) -> Iterator[tuple[str, DTensor]]:
+        for name, parameter in self._trained.items():
             local = self._local[name]
-            state = self._optimizer.state.get(local)
-            yield name, _like(parameter, torch.zeros_like(local) if state is None else state[moment])
+            if kind == ADAPTER:
+                yield name, _like(parameter, local.detach())
+            else:
+                state = self._optimizer.state.get(local)
+                yield name, _like(parameter, torch.zeros_like(local) if state is None else state[kind])
 
     def load(self, checkpoint: Path) -> None:
-        """Load the moments and the number of updates of a checkpoint."""
+        """Load the moments, the adapters and the number of updates of a checkpoint."""
         self.updates = read_state(checkpoint).updates
-        for name, parameter in self._parameters.items():
-            moments = {
-                moment: distribute_tensor(
-                    read_optimizer_tensor(checkpoint, f"{moment}.{name}").to(parameter.device),
-                    self._mesh,
-                    parameter.placements,
-                    src_data_rank=None,  # every rank has read the file, so no rank sends
-                ).to_local()
-                for moment in MOMENTS
-            }
+        for name, parameter in self._trained.items():
+            moments = {moment: self._read(checkpoint, f"{moment}.{name}", parameter) for moment in MOMENTS}
             count = torch.tensor(float(self.updates), dtype=torch.float32)
             self._optimizer.state[self._local[name]] = {"step": count, **moments}
+            if self._adapters:
+                self._local[name].data.copy_(self._read(checkpoint, f"{ADAPTER}.{name}", parameter))
+
+    def _read(self, checkpoint: Path, name: str, parameter: DTensor) -> Tensor:
+        """Return this rank's rows of a tensor of a checkpoint that has the shape of ``parameter``."""
+        whole = read_optimizer_tensor(checkpoint, name).to(parameter.device)
+        # Every rank has read the file, so no rank sends.
+        return distribute_tensor(whole, self._mesh, parameter.placements, src_data_rank=None).to_local()
 
 
 def learning_rate(settings: Optimizer, step: int) -> float:
     """Return the learning rate of a 0-based training step: linear warm-up, then constant."""
     return settings.learning_rate * min(1.0, (step + 1) / max(1, settings.warmup_steps))
-
-
-def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """Return the modules that are sharded and recomputed one by one."""
-    names = set(model._no_split_modules or [])
-    return [module for module in model.modules() if type(module).__name__ in names]
-
-
-def _recompute(model: PreTrainedModel, source: Path) -> None:
-    """Make each layer keep only its inputs and compute its activations again in the backward pass.
-
-    Raises:
-        ModelError: transformers names no layers of the model.
-    """
-    layers = _layers(model)
-    if not layers:
-        raise ModelError(f"{source}: transformers names no layers of this model; set spec.trainer.recompute to none")
-    for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def _shard(model: PreTrainedModel, mesh: Any, dtype: torch.dtype, reshard: bool) -> FSDPModule:
@@ -212,7 +210,7 @@ def _shard(model: PreTrainedModel, mesh: Any, dtype: torch.dtype, reshard: bool)
     precision = MixedPrecisionPolicy()
     if dtype != torch.float32:
         precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for layer in _layers(model):
+    for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=reshard)
     return fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
 

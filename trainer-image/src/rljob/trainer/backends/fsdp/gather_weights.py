@@ -86,7 +86,7 @@ def own_tensors(
     The device holds at most one bucket besides the shards, or the largest tensor.
 
     Args:
-        tensors: float32, sharded over all ranks of one mesh on their first dimension.
+        tensors: of one type, sharded over all ranks of one mesh on their first dimension.
         ranks: tensor → rank, from :func:`assign_tensors`.
         bucket_bytes: bytes of whole tensors that are exchanged at a time.
     """

@@ -8,7 +8,7 @@ tensors that make one parameter. Experts are read by expert; other conversions n
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -82,7 +82,13 @@ def meta_model(source: Path) -> tuple[PreTrainedModel, Conversions]:
     return model, get_model_conversion_mapping(model)  # before fully_shard, which changes the names of classes
 
 
-def read_weights(model: PreTrainedModel, conversions: Conversions, source: Path, world: World) -> None:
+def read_weights(
+    model: PreTrainedModel,
+    conversions: Conversions,
+    source: Path,
+    world: World,
+    added: Collection[str] = (),
+) -> None:
     """Allocate the sharded parameters of a meta model on the device and read this rank's rows; all ranks take part.
 
     Args:
@@ -90,6 +96,7 @@ def read_weights(model: PreTrainedModel, conversions: Conversions, source: Path,
         conversions: of the model.
         source: Hugging Face directory.
         world: the ranks.
+        added: names of parameters that are not the model's own; they are allocated only.
 
     Raises:
         ModelError: the weights do not fit the model or cannot be read; raised on all ranks.
@@ -98,7 +105,7 @@ def read_weights(model: PreTrainedModel, conversions: Conversions, source: Path,
     problem: ModelError | None = None
     try:
         with ExitStack() as files, torch.no_grad():
-            _Reader(model, source).read(_open(source, files), conversions)
+            _Reader(model, source, added).read(_open(source, files), conversions)
     except ModelError as error:
         problem = error
     except (OSError, SafetensorError) as error:
@@ -146,9 +153,10 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
 class _Reader:
     """Reads tensors of files into the parameters and persistent buffers of a model."""
 
-    def __init__(self, model: PreTrainedModel, source: Path) -> None:
+    def __init__(self, model: PreTrainedModel, source: Path, added: Collection[str]) -> None:
         self._model, self._source = model, source
-        self._state: dict[str, Tensor] = model.state_dict(keep_vars=True)
+        state = model.state_dict(keep_vars=True)
+        self._state: dict[str, Tensor] = {name: tensor for name, tensor in state.items() if name not in added}
         self._read: dict[int, str] = {}  # id of a parameter or buffer → its name
 
     def read(self, stored: Mapping[str, StoredTensor], conversions: Conversions) -> None:
