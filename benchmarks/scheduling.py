@@ -1,0 +1,233 @@
+"""Speed of the scheduler against simpler policies, in virtual time.
+
+    python -m benchmarks.scheduling --json [--only queue,rlvr_long] [--scale 0.2] [--processes 2] [--keep]
+        [--timeout SECONDS]
+
+Every scenario of benchmarks/scenarios/ is run by the production coordinator and runner (:mod:`rljob.simulation`), with
+engines, rewards, environments and trainer that take the times of the scenario. Baselines are other policies in the
+same simulator. Replications of a scenario are paired by seed: all policies draw equal times for equal samples.
+
+Each ratio has its 95 % confidence interval; targets are compared with the ratio itself. ``--scale`` multiplies
+replications and steps; a smaller scale has wider intervals. Except for ``simulated_events_per_second``, the figures do
+not depend on the machine. The benchmark fails at the time-out (--timeout).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.pool import Pool
+from pathlib import Path
+from typing import Any
+
+from benchmarks import time_limit
+from benchmarks.report import report, target
+from benchmarks.scheduling_runs import (
+    Figures,
+    Policy,
+    Scenario,
+    constant_rate,
+    long_answers,
+    mean_of,
+    one_answer_each,
+    one_batch,
+    trajectories,
+)
+from benchmarks.scheduling_statistics import ratio, same_distribution
+
+TIMEOUT_SECONDS = 3 * 3600.0
+SCENARIOS = Path(__file__).with_name("scenarios")
+SPLITS = (12, 13, 14, 15)
+"""Engine nodes of rlvr_long that are tried for the best split."""
+SPLIT_STEPS = 30
+KOLMOGOROV_P = 0.01
+MEAN_LENGTH = 0.97
+
+
+@dataclass
+class Measurement:
+    """The results of a scenario, and what runs it: ``pool``, and ``scale`` of replications and steps."""
+
+    pool: Pool
+    scale: float
+    figures: dict[str, Any] = field(default_factory=dict)
+    targets: dict[str, Any] = field(default_factory=dict)
+    events: int = 0
+    cpu: float = 0.0
+
+    def count(self, full: int, least: int) -> int:
+        """Return a scaled number of replications or steps."""
+        return max(least, round(full * self.scale))
+
+    def runs(self, function: Callable[..., Figures], seeds: int, *arguments: Any) -> list[Figures]:
+        """Simulate ``seeds`` replications of function(scenario, seed, …)."""
+        scenario, *others = arguments
+        runs = self.pool.starmap(function, [(scenario, seed, *others) for seed in range(1, seeds + 1)], chunksize=1)
+        self.events += sum(run.events for run in runs)
+        self.cpu += sum(run.cpu for run in runs)
+        return runs
+
+    def speedup(self, name: str, baseline: list[Figures], runs: list[Figures], bound: float, of: str) -> None:
+        """Add a ratio of durations and its target; ``of``: the field of a run that is compared."""
+        found = ratio(mean_of(baseline, of), mean_of(runs, of))
+        self.figures[name] = found
+        self.targets[name] = target(found["value"], ">=", bound)
+
+
+def measure_long_answers(scenario: Scenario, all_: Measurement) -> None:
+    """rlvr_long: α = 1, 2, 4 against a synchronous run, each with its best split of the nodes."""
+    steps, seeds, targets = all_.count(scenario["steps"], 40), scenario["seeds"], scenario["targets"]
+    baseline = all_.runs(long_answers, seeds, scenario, Policy(baseline=True), steps, 0)
+    all_.figures["rlvr_synchronous_step_seconds"] = statistics.fmean(mean_of(baseline, "step"))
+    cases = [
+        ("rlvr_async_speedup_alpha_1", Policy(alpha=1)),
+        ("rlvr_async_speedup_alpha_2", Policy(alpha=2)),
+        ("rlvr_async_speedup", Policy(alpha=4)),
+        ("rlvr_async_speedup_alpha_1_two_redundant", Policy(alpha=1, groups=2)),
+        ("rlvr_async_speedup_alpha_2_two_redundant", Policy(alpha=2, groups=2)),
+    ]
+    for name, policy in cases:
+        nodes = _best_split(scenario, all_, policy)
+        runs = all_.runs(long_answers, seeds, scenario, policy, steps, nodes)
+        all_.speedup(name, baseline, runs, targets[name], "step")
+        lengths, submitted = ([x for run in runs for x in getattr(run, each)] for each in ("lengths", "submitted"))
+        length, p = statistics.fmean(lengths) / statistics.fmean(submitted), same_distribution(lengths, submitted)
+        ages = [age for run in runs for age in run.ages]
+        all_.figures[name] |= {
+            "engine_nodes": nodes, "mean_age": statistics.fmean(ages), "oldest": max(ages), "mean_length": length,
+            "lengths_p": p,
+        }  # fmt: skip
+        all_.targets[f"{name}_oldest"] = target(max(ages), "<=", policy.alpha)
+        if policy.groups:
+            all_.targets[f"{name}_mean_length"] = target(length, ">=", MEAN_LENGTH)
+        else:
+            all_.targets[f"{name}_lengths_p"] = target(p, ">=", KOLMOGOROV_P)
+    age = all_.figures["rlvr_async_speedup"]["mean_age"]
+    all_.targets["rlvr_async_mean_age"] = target(age, "<=", targets["rlvr_async_mean_age"])
+
+
+def _best_split(scenario: Scenario, all_: Measurement, policy: Policy) -> int:
+    """Return the number of engine nodes with the shortest step."""
+    cases = [(scenario, 1, policy, SPLIT_STEPS, nodes) for nodes in SPLITS]
+    steps = mean_of(all_.pool.starmap(long_answers, cases, chunksize=1), "step")
+    return SPLITS[steps.index(min(steps))]
+
+
+def measure_constant_rate(scenario: Scenario, all_: Measurement) -> None:
+    """constant_rate: the two bounds of ROLL Flash, and the distance from the work of the busiest side."""
+    steps, seeds = all_.count(scenario["steps"], 30), scenario["seeds"]
+    slots, samples = scenario["slots"], scenario["groups"] * scenario["members"]
+    train, longest = scenario["train_seconds_per_sample"], scenario["sample_seconds"]["cap"]
+    gaps = []
+    for alpha in scenario["alphas"]:
+        runs = all_.runs(constant_rate, seeds, scenario, Policy(alpha=alpha), steps)
+        mean = statistics.fmean(length for run in runs for length in run.submitted)
+        step, wait = statistics.fmean(mean_of(runs, "step")), longest / (alpha + 1)
+        completion = (step - (train * samples if alpha == 0 else 0)) / samples  # at α = 0 nothing completes in training
+        bounds = {"step": samples / slots * (mean + train) + wait, "completion": mean / slots + wait / samples}
+        all_.figures[f"constant_rate_alpha_{alpha}"] = {"step": step, "completion": completion, "bounds": bounds}
+        all_.targets[f"constant_rate_step_alpha_{alpha}"] = target(step, "<=", bounds["step"])
+        all_.targets[f"constant_rate_completion_alpha_{alpha}"] = target(completion, "<=", bounds["completion"])
+        if alpha:
+            gaps.append(step / max(samples * mean / slots, train * samples) - 1)
+    all_.figures["worst_gap_to_bound"] = max(gaps)
+    all_.targets["worst_gap_to_bound"] = target(max(gaps), "<=", 0.05)
+
+
+def measure_queue(scenario: Scenario, all_: Measurement) -> None:
+    """queue: one batch with a filter, against whole batches."""
+    seeds, targets = all_.count(scenario["replications"], 20), scenario["targets"]
+    baseline = all_.runs(one_batch, seeds, scenario, Policy(baseline=True))
+    for name, groups in (
+        ("queue_speedup", scenario["redundant_groups_queue"]),
+        ("queue_redundant_speedup", scenario["redundant_groups"]),
+    ):
+        runs = all_.runs(one_batch, seeds, scenario, Policy(groups=groups))
+        all_.speedup(name, baseline, runs, targets[name], "seconds")
+
+
+def measure_replication(scenario: Scenario, all_: Measurement) -> None:
+    """replication: samples of a group on many engines, against each group on one engine."""
+    seeds = all_.count(scenario["replications"], 20)
+    baseline = all_.runs(one_answer_each, seeds, scenario, Policy(baseline=True))
+    runs = all_.runs(one_answer_each, seeds, scenario, Policy())
+    all_.speedup("replication_speedup", baseline, runs, scenario["targets"]["replication_speedup"], "seconds")
+
+
+def measure_env_async(scenario: Scenario, all_: Measurement) -> None:
+    """env_async: trajectories on their own, against a barrier after every turn."""
+    seeds = all_.count(scenario["replications"], 5)
+    shape = scenario | {"groups": scenario["trajectories"] // 8, "members": 8}
+    baseline = all_.runs(trajectories, seeds, shape, Policy(), 1, True)
+    runs = all_.runs(trajectories, seeds, shape, Policy(), 1, False)
+    all_.speedup("env_async_speedup", baseline, runs, scenario["targets"]["env_async_speedup"], "seconds")
+
+
+def measure_redundant_env(scenario: Scenario, all_: Measurement) -> None:
+    """redundant_env: one batch with redundant groups and members, against none."""
+    seeds, shape = all_.count(scenario["replications"], 20), scenario | scenario["needed"]
+    baseline = all_.runs(trajectories, seeds, shape, Policy(), 1, False)
+    runs = all_.runs(trajectories, seeds, shape, _offered(scenario["needed"], scenario["offered"], 0), 1, False)
+    all_.speedup("redundant_env_speedup", baseline, runs, scenario["targets"]["redundant_env_speedup"], "seconds")
+
+
+def measure_agentic(scenario: Scenario, all_: Measurement) -> None:
+    """agentic: a whole run, against a synchronous one with a barrier after every turn."""
+    steps, seeds = all_.count(scenario["steps"], 12), scenario["seeds"]
+    baseline = all_.runs(trajectories, seeds, scenario, Policy(), max(6, steps // 4), True)
+    policy = _offered(scenario, scenario["offered"], scenario["alpha"])
+    runs = all_.runs(trajectories, seeds, scenario, policy, steps, False)
+    all_.speedup("agentic_speedup", baseline, runs, scenario["targets"]["agentic_speedup"], "step")
+    all_.figures["agentic_speedup"]["mean_age"] = statistics.fmean(age for run in runs for age in run.ages)
+
+
+def _offered(needed: dict[str, int], offered: dict[str, int], alpha: int) -> Policy:
+    return Policy(alpha, offered["groups"] - needed["groups"], offered["members"] - needed["members"])
+
+
+MEASUREMENTS = {
+    "queue": measure_queue,
+    "replication": measure_replication,
+    "redundant_env": measure_redundant_env,
+    "env_async": measure_env_async,
+    "constant_rate": measure_constant_rate,
+    "agentic": measure_agentic,
+    "rlvr_long": measure_long_answers,
+}
+
+
+def main() -> None:
+    """Measure and print the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON (there is no other format)")
+    parser.add_argument("--only", default=",".join(MEASUREMENTS), help=f"of {', '.join(MEASUREMENTS)}, comma-separated")
+    parser.add_argument("--scale", type=float, default=1.0, help="of replications and steps, more than 0, at most 1")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="processes that simulate")
+    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/scheduling.json")
+    time_limit.add_option(parser, TIMEOUT_SECONDS)
+    options = parser.parse_args()
+    names = options.only.split(",")
+    if unknown := [name for name in names if name not in MEASUREMENTS]:
+        parser.error(f"--only: there is no {unknown[0]}; choose from {', '.join(MEASUREMENTS)}")
+    if not 0 < options.scale <= 1:
+        parser.error(f"--scale is {options.scale:g}; give a number above 0 and at most 1")
+    if options.processes < 1:
+        parser.error(f"--processes is {options.processes}; give at least 1")
+    time_limit.limit("benchmarks.scheduling", options.timeout)
+    with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=20) as pool:
+        found = Measurement(pool, options.scale)
+        for name in names:
+            MEASUREMENTS[name](json.loads((SCENARIOS / f"{name}.json").read_text()), found)
+    rate = found.events / found.cpu
+    found.figures |= {"scale": options.scale, "simulated_events_per_second": rate}
+    found.targets["simulated_events_per_second"] = target(rate, ">=", 50_000)
+    report("scheduling", found.figures, found.targets, options.keep)
+
+
+if __name__ == "__main__":
+    main()

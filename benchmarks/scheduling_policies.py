@@ -1,0 +1,81 @@
+"""Baselines of the scheduling benchmark: other policies in the production coordinator, and loops of agents."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from rljob.coordinator.run import Run
+from rljob.protocol.score_messages import Score
+from rljob.runner.context import Context
+from rljob.runner.loops import Loop
+from rljob.scheduling.dispatch import Load, Request, RequestQueue
+from rljob.scheduling.scheduler import Scheduler
+
+
+class WholeBatches(Scheduler):
+    """Starts a batch of new groups at a time, and the next ones only when all of them are scored."""
+
+    def admissible(self) -> int:
+        """Return how many groups may start now."""
+        batch = self.settings.groups_per_batch
+        complete = [group.complete for group in self.groups.values()]
+        return batch if all(complete) and len(complete) < batch else 0
+
+
+def use_whole_batches(run: Run) -> None:
+    """Replace the scheduler of a run."""
+    run.scheduler = WholeBatches(run.scheduler.settings, run.scheduler.mixture)
+
+
+class GroupsOnOneEngine(RequestQueue):
+    """Sends all requests of a group to one engine: of those with the fewest groups, the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._engine: dict[str, str] = {}  # group → engine
+        self._groups: Counter[str] = Counter()  # engine → groups
+
+    def assign(
+        self, engines: Iterable[Load], eligible: Callable[[Load, Request], bool]
+    ) -> Iterator[tuple[Request, Load]]:
+        """Yield (request, engine) for each assignment."""
+        open_engines = {engine.instance: engine for engine in engines}
+        while (found := self._next(list(open_engines.values()), eligible)) is not None:
+            request, _ = found
+            if request.group not in self._engine:
+                self._engine[request.group] = min(open_engines, key=lambda name: (self._groups[name], name))
+                self._groups[self._engine[request.group]] += 1
+            engine = open_engines[self._engine[request.group]]
+            engine.add(request)
+            self.cancel(request)
+            yield request, engine
+
+
+def use_groups_on_one_engine(run: Run) -> None:
+    """Replace the queue of a run."""
+    run.trajectories.queue = GroupsOnOneEngine()
+
+
+def environment_loop(turns: int, seconds: Callable[[str, int], float], together: int = 0) -> Loop:
+    """Return a loop that alternates between the model and an environment.
+
+    Args:
+        turns: of a trajectory.
+        seconds: returns the latency of the environment after a turn of a sample.
+        together: number of trajectories that wait for each other after every turn; 0: no barrier.
+    """
+    barrier = asyncio.Barrier(together) if together else None
+
+    async def loop(context: Context) -> Score:
+        tokens = context.prompt.token_ids
+        for number in range(turns):
+            turn = await context.generate(tokens)
+            await asyncio.sleep(seconds(context.sample, number))
+            if barrier is not None:
+                await barrier.wait()
+            tokens = turn.prompt + turn.token_ids
+        return await context.score("", "stop")
+
+    return loop

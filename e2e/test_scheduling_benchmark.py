@@ -1,0 +1,67 @@
+"""Statistics and baselines of the scheduling benchmark."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+
+import pytest
+
+from benchmarks.scheduling import SCENARIOS
+from benchmarks.scheduling_runs import Policy, environment, one_batch, trajectories
+from benchmarks.scheduling_statistics import draw, ratio, same_distribution, student_quantile, uniform
+
+
+def scenario(name: str) -> dict:
+    return json.loads((SCENARIOS / f"{name}.json").read_text())
+
+
+def test_a_ratio_has_the_interval_of_paired_replications():
+    found = ratio([2.0, 4.0, 6.0, 8.0, 10.0], [1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found == {"value": 2.0, "low": 2.0, "high": 2.0}, "every pair has the same ratio"
+    found = ratio([2.0, 2.0, 2.0, 2.0, 7.0], [1.0] * 5)
+    assert found["value"] == 3.0
+    assert found["high"] - 3.0 == pytest.approx(2.776 * math.sqrt(5.0) / math.sqrt(5), rel=0.01)
+    assert [student_quantile(n) for n in (4, 19, 199)] == pytest.approx([2.776, 2.093, 1.972], rel=0.005)
+
+
+def test_the_test_of_distributions_finds_a_shift_and_accepts_equal_ones():
+    numbers = [uniform(1, f"s{i}") for i in range(2000)]
+    others = [uniform(2, f"s{i}") for i in range(2000)]
+    assert same_distribution(numbers, numbers) == 1.0
+    assert same_distribution(numbers, others) > 0.01
+    assert same_distribution(numbers, [number * 0.9 for number in others]) < 0.01
+
+
+def test_draws_have_the_distributions_of_the_files():
+    answers = scenario("rlvr_long")["sample_seconds"]
+    drawn = [draw(answers, uniform(1, f"s{i}")) for i in range(4000)]
+    assert statistics.median(drawn) == pytest.approx(40, rel=0.05)
+    assert statistics.stdev(math.log(x) for x in drawn if x < 540) == pytest.approx(0.9, rel=0.05)
+    assert max(drawn) == 540
+    seconds = environment(scenario("redundant_env"), 1)
+    slow = [latency for i in range(4000) if (latency := seconds(f"s{i}", 0)) > 40]
+    assert len(slow) / 4000 == pytest.approx(0.02, abs=0.007)
+
+
+def test_whole_batches_take_the_time_of_the_longest_samples():
+    """The baseline of the queue starts 8 groups at a time; the production scheduler replaces each rejected group."""
+    seconds = {
+        baseline: statistics.fmean(
+            one_batch(scenario("queue"), seed, Policy(groups=0 if baseline else 16, baseline=baseline)).seconds
+            for seed in (1, 2, 3)
+        )
+        for baseline in (True, False)
+    }
+    assert seconds[True] > 2 * seconds[False]
+
+
+def test_a_barrier_makes_every_turn_as_slow_as_its_slowest_environment():
+    shape = scenario("env_async") | {"groups": 2, "members": 2, "turns": 3}
+    latency = environment(shape, 7)
+    samples = [f"g{group}.{member}" for group in range(2) for member in range(2)]
+    together = trajectories(shape, 7, Policy(), 1, True).seconds
+    alone = trajectories(shape, 7, Policy(), 1, False).seconds
+    assert together == pytest.approx(sum(0.2 + max(latency(s, turn) for s in samples) for turn in range(3)))
+    assert alone == pytest.approx(max(sum(0.2 + latency(s, turn) for turn in range(3)) for s in samples))
