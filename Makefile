@@ -56,6 +56,10 @@ unit: setup ## Run the tests that need no engine and no Kubernetes programs
 engine: setup ## Run the tests that start a real vLLM server
 	$(BIN)/python -m pytest -m engine $(PYTEST_ARGS)
 
+.PHONY: fuzz
+fuzz: setup ## Score 100,000 fuzzed answers with each reward that reads answers (20 minutes)
+	RLJOB_FUZZ=1 $(BIN)/python -m pytest reward-services/tests/test_fuzzed_answers.py
+
 .PHONY: controlplane
 controlplane: programs ## Start a Kubernetes control plane with simulated nodes, until Ctrl-C
 	@$(BIN)/python -m tools.cluster up

@@ -222,6 +222,7 @@ async def test_a_leased_trajectory_is_generated_and_scored(stage: Stage) -> None
             "finish": "length",
             "problem": {"question": "xxx", "answer": "train", "metadata": {}},
             "turns": [],
+            "response_tokens": 5,
         }
     ]
 

@@ -116,8 +116,9 @@ def test_cel_and_python_refuse_data_that_a_built_in_reward_does_not_score(name: 
 def test_a_misspelt_name_is_refused_with_the_names() -> None:
     with pytest.raises(ManifestError) as refused:
         validate(manifest({"builtin": "exact_mach"}))
+    names = " or ".join(map(repr, REWARDS))
     assert str(refused.value) == (
-        "spec.rewards[0].builtin: must be 'exact_match' or 'reasoning_gym', not 'exact_mach'; did you mean exact_match?"
+        f"spec.rewards[0].builtin: must be {names}, not 'exact_mach'; did you mean exact_match?"
     )
 
 

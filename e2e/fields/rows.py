@@ -178,6 +178,7 @@ ROWS: dict[str, Outcome] = {
     "spec.rewards.replicas.max": Changed(2),
     "spec.rewards.processes": Shows(c.served, 2),
     "spec.rewards.timeoutSeconds": Shows(c.served, 20),
+    "spec.rewards.memoryBytes": Shows(c.served, 1 << 25),
     "spec.environments.name": Changed("maze"),
     "spec.environments.builtin": Changed("maze"),
     "spec.environments.url": Changed("http://maze"),

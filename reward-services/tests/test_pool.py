@@ -218,10 +218,10 @@ async def test_a_row_that_is_nested_too_deeply_fails_its_sample():
 async def test_a_service_without_a_free_process_tries_again(monkeypatch, caplog):
     failures = iter([BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")] * 3)
 
-    def fork(score):
+    def fork(score, memory_bytes):
         for error in failures:
             raise error
-        return fork_worker(score)
+        return fork_worker(score, memory_bytes)
 
     monkeypatch.setattr(pool, "fork_worker", fork)
     monkeypatch.setattr(pool, "FIRST_BACKOFF_SECONDS", 0.0)

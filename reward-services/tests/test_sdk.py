@@ -5,6 +5,7 @@ import json
 import numpy
 import pytest
 
+from rljob.api.rewards import NotScored, Parts
 from rljob.protocol.score_messages import Score, ScoreItem
 from rljob.rewards.evaluate import RewardEvaluator
 
@@ -24,7 +25,7 @@ def test_a_reward_gets_the_fields_it_names():
 
 def test_a_reward_with_variable_keywords_gets_all_fields():
     def reward(*, completion, **rest):
-        return float(sorted(rest) == ["finish", "problem", "prompt", "task"])
+        return float(sorted(rest) == ["finish", "problem", "prompt", "response_tokens", "task"])
 
     assert evaluate(reward, "right", ITEM).reward == 1.0
 
@@ -36,7 +37,7 @@ async def _later(completion):
 @pytest.mark.parametrize(
     "reward, error",
     [
-        (lambda text: 1.0, "reward mine asks for 'text'; there are prompt, completion, finish, problem, task, by name"),
+        (lambda text: 1.0, "reward mine asks for 'text'; there are prompt, completion, finish, problem, task, "),
         (lambda completion, /: 1.0, "reward mine asks for 'completion'; there are prompt"),
         (_later, "reward mine is async; write a plain function"),
     ],
@@ -63,7 +64,7 @@ def test_numbers_of_any_library_are_accepted(answer):
         (float("inf"), "returned inf as reward"),
         (10**400, "as reward"),
         ("1.0", "returned '1.0' as reward"),
-        (None, "returned None as reward"),
+        (None, "returned None: it did not score the sample"),
         ([1.0], "returned [1.0] as reward"),
         ({"reward": 1.0}, "returned {'reward': 1.0} as reward"),
         ((1.0, 2.0), "returned (1.0, 2.0) as reward"),
@@ -113,3 +114,31 @@ def test_the_text_of_an_error_can_be_sent_and_is_cut():
 def test_an_exception_is_an_error_of_the_sample():
     score = evaluate(lambda **_: json.loads("{"), "mine", ITEM)
     assert score.error.startswith("reward mine raised JSONDecodeError: Expecting")
+
+
+def test_parts_are_added_with_their_weights_and_become_metrics():
+    parts = Parts({"right": 1, "short": 0.5}, {"short": -0.2}, {"words": 3})
+    assert evaluate(lambda **_: parts, "r", ITEM) == Score(
+        "g0.0", 0.9, {"reward/right": 1.0, "reward/short": 0.5, "words": 3.0}, ""
+    )
+
+
+def test_a_weight_without_a_part_is_an_error_of_the_sample():
+    error = evaluate(lambda **_: Parts({"a": 1.0}, {"b": 1.0}), "mine", ITEM).error
+    assert error == "reward mine raised ValueError: weights name 'b', which is not one of the parts a"
+
+
+@pytest.mark.parametrize("value", [float("nan"), None, "1"])
+def test_a_part_that_is_no_number_is_an_error_of_the_sample(value):
+    assert evaluate(lambda **_: Parts({"a": value}), "mine", ITEM).error.startswith("reward mine returned ")
+
+
+def _raises(completion):
+    raise NotScored("the row has no answer")
+
+
+@pytest.mark.parametrize("reward", [_raises, lambda **_: NotScored("the row has no answer")])
+def test_a_sample_that_is_not_scored_is_an_error_with_the_reason(reward):
+    assert evaluate(reward, "mine", ITEM) == Score(
+        "g0.0", 0.0, {}, "reward mine did not score the sample: the row has no answer"
+    )

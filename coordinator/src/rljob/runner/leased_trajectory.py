@@ -198,6 +198,7 @@ class LeasedTrajectory:
             finish=finish,
             problem=self.prompt.problem,
             turns=self._texts() if len(self._turns) > 1 else [],
+            response_tokens=len(self._turns[-1].token_ids) // 4 if self._turns else None,
         )
         with self._in_call():
             return await self._runtime.reward.score(item)

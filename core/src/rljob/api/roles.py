@@ -15,6 +15,7 @@ from rljob.api.rewards import REWARDS, builtin_docs, option_docs
 
 MEMORY = "processes share the memory of this machine"
 NETWORK = "all processes use the network of this machine"
+BUILTIN_MEMORY = 1 << 30
 ONE_PROCESS = "one process is started; set processes for more workers in it"
 
 
@@ -64,6 +65,14 @@ class Reward(Model):
     """Worker processes per pod that score samples."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
     """Time limit for scoring one sample. After this time the sample counts as failed, and its worker is replaced."""
+    memory_bytes: Annotated[int, Field(ge=1 << 24, le=1 << 50)] | None = None
+    """Memory that a worker process may allocate beyond what the service has loaded. A sample that needs more counts as
+    failed. Default: 1 GiB for a builtin, no limit otherwise."""
+
+    @property
+    def worker_memory(self) -> int | None:
+        """Limit of a worker process in bytes; None: none."""
+        return BUILTIN_MEMORY if self.memory_bytes is None and self.builtin is not None else self.memory_bytes
 
     @property
     def served_by_rljob(self) -> bool:

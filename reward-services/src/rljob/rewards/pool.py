@@ -61,8 +61,8 @@ class _Job:
 class _Worker:
     """The service's side of a worker process, and the samples it has not answered yet."""
 
-    def __init__(self, score: Callable[[ScoreItem], Score]) -> None:
-        self._pid, self._socket = fork_worker(score)
+    def __init__(self, score: Callable[[ScoreItem], Score], memory_bytes: int | None) -> None:
+        self._pid, self._socket = fork_worker(score, memory_bytes)
         self._writer: asyncio.StreamWriter | None = None
         self.chunk: deque[_Job] = deque()
 
@@ -121,13 +121,22 @@ class Pool:
         name: the reward's name, for errors.
         processes: workers.
         timeout_seconds: limit for one sample.
+        memory_bytes: limit for what a worker allocates; None: none.
     """
 
-    def __init__(self, score: Callable[[ScoreItem], Score], name: str, processes: int, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        score: Callable[[ScoreItem], Score],
+        name: str,
+        processes: int,
+        timeout_seconds: float,
+        memory_bytes: int | None = None,
+    ) -> None:
         self._score = score
         self._name = name
         self._processes = processes
         self._timeout = timeout_seconds
+        self._memory = memory_bytes
         self._queue: asyncio.Queue[_Job] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -164,7 +173,7 @@ class Pool:
         backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
         while True:
             try:
-                worker = _Worker(self._score)
+                worker = _Worker(self._score, self._memory)
                 await self._use(worker)
             except Exception:  # no process left, or a defect of this module: without workers all samples would wait
                 log.exception("reward %s: a worker cannot be used; trying another one", self._name)

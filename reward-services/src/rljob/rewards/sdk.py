@@ -92,7 +92,7 @@ def run(evaluator: RewardEvaluator, reward: Reward, listen: str, token: str) -> 
     host, port = host_and_port(listen)
     # uvicorn has its own handler while it serves and raises the signal again afterwards; then exit with code 0.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    pool = Pool(evaluator, reward.name, reward.processes, reward.timeout_seconds)
+    pool = Pool(evaluator, reward.name, reward.processes, reward.timeout_seconds, reward.worker_memory)
     server = _Server(
         build_app(pool, token),
         HttpLimits(body_bytes=MAX_REQUEST_BYTES, connections=1024),  # runners of a reward with url have no token

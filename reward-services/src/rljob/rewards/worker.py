@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -25,8 +26,11 @@ _decoder = msgspec.json.Decoder(ScoreItem)
 _encoder = msgspec.json.Encoder()
 
 
-def fork_worker(score: Callable[[ScoreItem], Score]) -> tuple[int, socket.socket]:
+def fork_worker(score: Callable[[ScoreItem], Score], memory_bytes: int | None = None) -> tuple[int, socket.socket]:
     """Start a worker; return its process id and the service's side of its socket.
+
+    ``memory_bytes``: limit of what it may allocate beyond the memory of the service; an allocation beyond raises
+    MemoryError.
 
     Call it on the main thread: the kernel kills the worker when the thread that forked it ends.
     """
@@ -43,6 +47,8 @@ def fork_worker(score: Callable[[ScoreItem], Score]) -> tuple[int, socket.socket
         return pid, ours
     try:
         _leave_service(service, theirs.fileno())
+        if memory_bytes is not None:
+            _limit_memory(memory_bytes)
         serve(theirs, score)
         os._exit(0)
     except BaseException:  # no exception may reach the copy of the service's event loop
@@ -68,6 +74,14 @@ def _encoded(score: Score) -> bytes:
         return line
     bounds = f"{len(line) / 1024:,.0f} KiB of metrics; at most {MAX_SCORE_BYTES // 1024} KiB"
     return _encoder.encode(error_score(score.sample, f"the reward returned {bounds}"))
+
+
+def _limit_memory(additional: int) -> None:
+    """Limit the address space to its present size and ``additional`` bytes."""
+    with open("/proc/self/statm") as statm:
+        present = int(statm.read().split()[0]) * resource.getpagesize()
+    limit, hard = present + additional, resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def _leave_service(service: int, keep: int) -> None:

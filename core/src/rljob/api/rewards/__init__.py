@@ -10,15 +10,50 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from rljob.api.rewards import exact_match, reasoning_gym
+from rljob.api.rewards import (
+    answer_format,
+    exact_match,
+    instructions,
+    json_schema,
+    length,
+    mathematics,
+    multiple_choice,
+    overlong,
+    reasoning_gym,
+    regex_match,
+    repetition,
+)
+from rljob.api.rewards.combined import combined_kind
 from rljob.api.rewards.kind import NoOptions, Regex, RewardKind, Row, Scorer
+from rljob.api.rewards.outcome import NotScored, Parts
 
-__all__ = ["REWARDS", "NoOptions", "Regex", "RewardKind", "Row", "Scorer", "builtin_docs", "option_docs"]
+__all__ = [
+    "REWARDS",
+    "NoOptions",
+    "NotScored",
+    "Parts",
+    "Regex",
+    "RewardKind",
+    "Row",
+    "Scorer",
+    "builtin_docs",
+    "option_docs",
+]
 
-REWARDS: Mapping[str, RewardKind] = {
+_PARTS: dict[str, RewardKind] = {
     "exact_match": exact_match.KIND,
+    "format": answer_format.KIND,
+    "instructions": instructions.KIND,
+    "json_schema": json_schema.KIND,
+    "length": length.KIND,
+    "math": mathematics.KIND,
+    "multiple_choice": multiple_choice.KIND,
+    "overlong": overlong.KIND,
     "reasoning_gym": reasoning_gym.KIND,
+    "regex": regex_match.KIND,
+    "repetition": repetition.KIND,
 }
+REWARDS: Mapping[str, RewardKind] = _PARTS | {"combined": combined_kind(_PARTS)}
 """Value of ``spec.rewards[].builtin`` → the reward."""
 
 

@@ -17,12 +17,13 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from rljob.api.base import Model
 from rljob.api.errors import path_text, sentences_of
+from rljob.api.rewards.outcome import Parts
 from rljob.api.tasks import SOURCES, Task
 from rljob.api.unsupported import on_one_line
 
 Row: TypeAlias = Mapping[str, Any]
 """A row of a task's data, its columns renamed by ``data.columns``."""
-Scorer: TypeAlias = Callable[..., float | tuple[float, Mapping[str, float]]]
+Scorer: TypeAlias = Callable[..., float | tuple[float, Mapping[str, float]] | Parts | None]
 """Scores one finished sample. Its parameters are described in :mod:`rljob.rewards.sdk`."""
 
 
@@ -82,8 +83,8 @@ class RewardKind:
         except ValidationError as error:
             for detail in error.errors(include_url=False):
                 if detail["type"] in ("value_error", "assertion_error"):  # raised by a validator of the model itself
-                    path = path_text(["config", *detail["loc"]])
-                    yield f"{path}: {on_one_line(str(detail['ctx']['error']))}"
+                    path, sentence = path_text(["config", *detail["loc"]]), on_one_line(str(detail["ctx"]["error"]))
+                    yield f"{path}{sentence}" if sentence.startswith("[") else f"{path}: {sentence}"  # [0].name: …
                 else:
                     yield from (f"config.{sentence}" for sentence in sentences_of(detail, self.options))
 

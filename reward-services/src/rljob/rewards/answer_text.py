@@ -1,0 +1,87 @@
+"""Answers in a text: boxes and tags, and characters of Unicode."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+MINUS = re.compile("[\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d]")  # hyphens, en dash, minus signs
+VULGAR = re.compile("(\\d*)([\u00bc-\u00be\u2150-\u215e\u2189])")
+SUPERSCRIPT = re.compile("[\u00b2\u00b3\u00b9\u2070-\u207f]+")
+SUBSCRIPT = re.compile("[\u2080-\u208e]+")
+ROOT = re.compile(r"\u221a\s*(\([^()]*\)|\d+(?:\.\d+)?|\w)")
+SYMBOLS = {
+    "\u00d7": r"\times ",
+    "\u00b7": r"\cdot ",
+    "\u22c5": r"\cdot ",
+    "\u00f7": "/",
+    "\u03c0": r"\pi ",
+    "\u221e": r"\infty ",
+    "\u2264": r"\le ",
+    "\u2265": r"\ge ",
+    "\u2260": r"\ne ",
+    "\u222a": r"\cup ",
+    "\u2229": r"\cap ",
+    "\u2208": r"\in ",
+    "\u00b1": r"\pm ",
+    "\u00b0": r"^\circ ",
+    "\u2205": r"\emptyset ",
+}
+"""Character → LaTeX. The parser knows commands only."""
+BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+TOKEN = re.compile(r"-?\d+(?:\.\d+)?|\\[A-Za-z]+|[^\s{}]")
+LONGEST_ANSWER = 5_000
+"""Characters of an answer; a longer one is not read."""
+TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def ascii_digits(text: str) -> str:
+    """Return ``text`` with the digits, signs and letters of other scripts' number forms as ASCII.
+
+    Minus signs and dashes become ``-``, full-width and Arabic digits ``0`` to ``9``, 1¾ becomes 7/4, x² becomes
+    ``x^{2}``.
+    """
+    text = MINUS.sub("-", text)
+    text = VULGAR.sub(_improper, text)
+    text = SUPERSCRIPT.sub(lambda found: "^{" + MINUS.sub("-", unicodedata.normalize("NFKC", found[0])) + "}", text)
+    text = SUBSCRIPT.sub(lambda found: "_{" + MINUS.sub("-", unicodedata.normalize("NFKC", found[0])) + "}", text)
+    text = unicodedata.normalize("NFKC", text).replace("\u066b", ".").replace("\u066c", ",").replace("\u2044", "/")
+    return "".join(str(unicodedata.decimal(character, character)) for character in text)
+
+
+def latex_symbols(text: str) -> str:
+    """Return ``text`` with mathematical characters as LaTeX commands: √2 becomes ``\\sqrt{2}``."""
+    text = ROOT.sub(lambda found: "\\sqrt{" + found[1].strip("()") + "}", text)
+    return "".join(SYMBOLS.get(character, character) for character in text)
+
+
+def last_box(text: str) -> str | None:
+    """Return the content of the last ``\\boxed{…}`` or ``\\fbox{…}``; None if there is none, or it is not closed."""
+    ends = [match.end() for match in BOX.finditer(text)]
+    return box_at(text, ends[-1]) if ends else None
+
+
+def box_at(text: str, start: int) -> str | None:
+    """Return the content of the box whose command ends at ``start``; None if it is not closed. \\boxed7 holds 7."""
+    if not text.startswith("{", start):
+        token = TOKEN.match(text, start)
+        return token[0] if token else None
+    depth = 0
+    for i in range(start, len(text)):
+        if text[i] in "{}" and text[i - 1] != "\\":
+            depth += 1 if text[i] == "{" else -1
+        if not depth:
+            return text[start + 1 : i]
+    return None
+
+
+def last_tag(text: str) -> str | None:
+    """Return the text between the last ``<answer>`` and its ``</answer>``; None if there is none."""
+    found = TAG.findall(text)
+    return found[-1] if found else None
+
+
+def _improper(found: re.Match[str]) -> str:
+    """Return a vulgar fraction, with the number before it, as a fraction of ASCII digits."""
+    numerator, denominator = map(int, unicodedata.normalize("NFKC", found[2]).split("\u2044"))
+    return f"{int(found[1] or 0) * denominator + numerator}/{denominator}"

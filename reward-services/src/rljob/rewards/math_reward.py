@@ -1,0 +1,65 @@
+"""Scorer of the reward ``math``: 1 if the completion's answer equals the row's as mathematics, else 0."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from rljob.api.rewards.mathematics import MathOptions
+from rljob.api.tasks import Task
+from rljob.api.templates import text_of
+from rljob.rewards.answer_text import LONGEST_ANSWER, ascii_digits, last_box, last_tag, latex_symbols
+from rljob.rewards.math_verdicts import Parsed, accepted, read
+
+LONGEST_TEXT = 50_000
+"""Characters at the end of a completion that are read."""
+
+
+class MathReward:
+    """Compares by math-verify. The metric ``answered`` is 1 if the completion has an answer that can be read.
+
+    Args:
+        options: the reward's ``config``.
+        tasks: unused; every factory of a reward receives them.
+    """
+
+    def __init__(self, options: MathOptions, tasks: Sequence[Task]) -> None:
+        self._options = options
+
+    def __call__(self, *, completion: str, problem: dict[str, Any], prompt: str) -> tuple[float, dict[str, float]]:
+        """Return reward and metric.
+
+        Raises:
+            ValueError: the row has no answer, or its answer cannot be read as mathematics.
+        """
+        gold = _gold(text_of(problem, self._options.column))
+        answer = self._read(completion[-LONGEST_TEXT:])
+        if answer is None or answer.expression is None:
+            return 0.0, {"answered": 0.0}
+        problem_text = "" if self._options.copied else prompt
+        return float(accepted(gold, answer, problem_text)), {"answered": 1.0}
+
+    def _read(self, completion: str) -> Parsed | None:
+        """Return the completion's answer; None if it has none."""
+        if self._options.answer == "text":
+            return read(ascii_digits(completion))
+        content = last_box(completion) if self._options.answer == "boxed" else last_tag(completion)
+        if content is None or not content.strip() or len(content) > LONGEST_ANSWER:
+            return None
+        return read_formula(content)
+
+
+def read_formula(text: str) -> Parsed:
+    """Return what ``text`` holds, an answer without the words around it: $7$, \\boxed{7}, 7 or 7."""
+    text = text.strip().rstrip(".,;").removeprefix(r"\[").removesuffix(r"\]")
+    text = (last_box(text) or text).replace("$", " ").replace(r"\(", " ").replace(r"\)", " ")
+    return read(f"${latex_symbols(ascii_digits(text)).strip()}$")
+
+
+@functools.lru_cache(maxsize=4096)
+def _gold(text: str) -> Parsed:
+    gold = read_formula(text)
+    if gold.expression is None:
+        raise ValueError(f"the row's answer {text[:200]!r} cannot be read as mathematics; correct it, or drop the row")
+    return gold
