@@ -33,7 +33,8 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks import time_limit
 from benchmarks.report import report, target
-from rljob.api.algorithm import PRESETS, Algorithm
+from rljob.api.algorithm import Algorithm
+from rljob.api.algorithm_presets import fill
 from rljob.api.models import LogprobTolerance
 from rljob.api.roles import Trainer
 from rljob.protocol.messages import BatchSample, Train
@@ -47,7 +48,8 @@ from rljob.trainer.step_checks import StepChecks
 TIMEOUT_SECONDS = 3600.0
 SEED, GROUP = 5, 8
 RANKS, LOCKSTEP_SAMPLES, LOCKSTEP_BUDGET = 8, 512, 16_384
-ALGORITHM = Algorithm(**PRESETS["grpo"])
+ALGORITHM = Algorithm()
+fill(ALGORITHM)
 SIZES: dict[str, tuple[dict[str, int], int, int]] = {
     "0.9M": ({"vocab_size": 320, "hidden_size": 128, "intermediate_size": 448, "num_hidden_layers": 4}, 128, 4096),
     "46M": ({"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 14}, 16, 1024),

@@ -177,6 +177,7 @@ def test_the_built_in_trainer_works_with_all_other_extensions(workspace: Workspa
 WRONG = {
     "spec.algorithm.advantage": ("nowhere:thing", "No module named 'nowhere'"),
     "spec.algorithm.objective": ("mypackage.objective:thing", "mypackage.objective has no attribute thing"),
+    "spec.algorithm.correction": ("mypackage.correction:thing", "mypackage.correction has no attribute thing"),
     "spec.algorithm.aggregation": ("wrong.raises:thing", "RuntimeError: a licence is missing"),
     "spec.trainer.backend": ("mypackage.backend:thing", "mypackage.backend has no attribute thing"),
     "spec.rollouts[0].engine": ("wrong.raises:thing", "RuntimeError: a licence is missing"),

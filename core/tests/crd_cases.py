@@ -18,6 +18,7 @@ LISTED = "a list map: the API server names the duplicate entry"
 SCHEMA = "a bound of the schema: the API server has its own message"
 UNTYPED = "CEL cannot read mappings of untyped values"
 BUDGET = "over CEL's budget"
+MANY = "too many combinations for CEL rules: the operator reports it"
 KEYS = "a structural schema has no bound for keys"
 WRITTEN_NULL = "the API server drops null and fills in the default"
 ONLY_IN_A_CLUSTER = "`rljob run` accepts it; the operator refuses it too"
@@ -62,6 +63,10 @@ GOOD = [
     Case("the smallest manifest", (), ""),
     Case("null for optional fields", ("spec.algorithm.dualClip=null", "spec.evaluation=null"), ""),
     Case("fields of a preset set by the user", ("spec.algorithm={preset: dr_grpo, clipLow: 0.3, minibatches: 2}",), ""),
+    Case("no dual clip", ("spec.algorithm.dualClip=0",), ""),
+    Case("a preset whose ratio is behavior", ("spec.algorithm.preset=topr",), ""),
+    Case("ratio behavior without a correction", ("spec.algorithm={ratio: behavior, correction: none}",), ""),
+    Case("fields that a function of the user may read", ("spec.algorithm={objective: 'mine:f', gatePositive: 2}",), ""),
     Case("rows of a file, a fraction held out", (_EXACT, _jsonl("heldOutFraction: 0.2")), ""),
     Case("rows of two files", (_EXACT, _jsonl("heldOutPath: 'job://other'", "heldOutFraction: 0")), ""),
     Case("braces in a prompt", ("spec.tasks[0].prompt='{{a}} {question}}} {b c:}'",), ""),
@@ -168,6 +173,74 @@ FIELDS = [
         "an evaluation pool without dedicated evaluation",
         ("spec.rollouts=[{name: a}, {name: b, purpose: evaluation}]",),
         "evaluation.engines is not dedicated; set evaluation.engines: dedicated, or purpose: training",
+    ),
+    Case(
+        "ratio behavior with the correction of a preset",
+        ("spec.algorithm.ratio=behavior",),
+        "algorithm.correction: tis with ratio behavior weights the mismatch between engine and trainer twice",
+        "with ratio behavior the mismatch between engine and trainer is weighted twice",
+        "CEL messages contain no values",
+    ),
+    Case(
+        "a correction with a preset whose ratio is behavior",
+        ("spec.algorithm={preset: topr, correction: icepop}",),
+        "algorithm.correction: icepop with ratio behavior weights",
+        "with ratio behavior the mismatch between engine and trainer is weighted twice",
+        "CEL messages contain no values",
+    ),
+    Case(
+        "a dual clip below 1",
+        ("spec.algorithm.dualClip=0.5",),
+        "dualClip: must be more than 1, or 0 for no bound",
+        "must be more than 1, or 0 for no bound",
+        "CEL messages contain no values",
+    ),
+    Case(
+        "a field that the objective does not read",
+        ("spec.algorithm={preset: topr, clipLow: 0.1}",),
+        "algorithm.clipLow: the objective topr does not read it; remove it, or set objective to ppo_clip or gspo",
+        "",
+        MANY,
+    ),
+    Case(
+        "a penalty without a buffer",
+        ("spec.algorithm.overlongPenalty=1",),
+        "algorithm.overlongPenalty: has no effect without overlongBuffer",
+        "",
+        MANY,
+    ),
+    Case(
+        "a floor above the cap",
+        ("spec.algorithm={correction: icepop, correctionFloor: 0.9, correctionCap: 0.8}",),
+        "algorithm.correctionFloor: 0.9 is not below correctionCap, 0.8; lower it",
+        "",
+        MANY,
+    ),
+    Case(
+        "difficulties that exclude every group",
+        ("spec.algorithm={difficultyAbove: 0.5, difficultyBelow: 0.5}",),
+        "algorithm.difficultyAbove: 0.5 is not below difficultyBelow, 0.5; lower it",
+        "",
+        MANY,
+    ),
+    Case(
+        "a buffer as long as an answer",
+        ("spec.algorithm.overlongBuffer=8", "spec.tasks[0].sampling.maxTokens=8"),
+        "algorithm.overlongBuffer: 8 is not below sampling.maxTokens of task",
+        "",
+        MANY,
+    ),
+    Case(
+        "one sample per prompt with DAPO",
+        ("spec.training.samplesPerPrompt=1", "spec.algorithm={preset: dapo, advantage: reward}"),
+        "with training.samplesPerPrompt 1 every group is constant and would be rejected; use none, or more samples",
+    ),
+    Case(
+        "one sample per prompt with RLOO",
+        ("spec.training.samplesPerPrompt=1", "spec.algorithm.preset=rloo"),
+        "training.samplesPerPrompt: 1 makes every advantage of algorithm.advantage rloo 0",
+        "1 makes every advantage 0 with this algorithm",
+        "CEL messages contain no values",
     ),
     Case(
         "more minibatches than samples",
@@ -547,12 +620,12 @@ BOUNDS = [
     ),
     Case(
         "a value on an exclusive bound",
-        ("spec.algorithm.clipLow=1",),
-        "must be less than 1",
-        "should be less than 1",
+        ("spec.algorithm.clipLow=0",),
+        "must be more than 0",
+        "should be greater than 0",
         SCHEMA,
     ),
-    Case("an unknown preset", ("spec.algorithm.preset=ppo",), "must be 'grpo' or", "Unsupported value", SCHEMA),
+    Case("an unknown preset", ("spec.algorithm.preset=ppo",), "must be 'grpo', 'dr_grpo'", "Unsupported value", SCHEMA),
     Case("an empty list", ("spec.tasks=[]",), "must have at least 1 entry", "should have at least 1 items", SCHEMA),
     Case("three betas", ("spec.trainer.optimizer.betas=[0, 0, 0]",), "must have at most 2", "at most 2 items", SCHEMA),
     Case("one beta", ("spec.trainer.optimizer.betas=[0]",), "required", "should have at least 2 items", SCHEMA),

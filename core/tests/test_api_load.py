@@ -3,7 +3,8 @@ import re
 
 import pytest
 
-from rljob.api.algorithm import PRESETS
+from rljob.api.algorithm import Algorithm
+from rljob.api.algorithm_presets import PRESETS, READERS, chosen, describe_needs, is_read
 from rljob.api.errors import ManifestError
 from rljob.api.explain import explain, explain_field, fields, to_data
 from rljob.api.load import load, loads, override, validate
@@ -79,8 +80,8 @@ def test_the_smallest_manifest_loads(manifest):
         ({"metadata__name": "Sums"}, "metadata.name: must consist of lower-case letters, digits and dashes, first a l"),
         ({"metadata__name": 5}, "metadata.name: must be text, not 5; put it in quotes"),
         ({"metadata__name": "x" * 64}, "metadata.name: must have at most 63 characters, not 64"),
-        ({"spec__algorithm__preset": "ppo"}, "spec.algorithm.preset: must be 'grpo' or 'dr_grpo', not 'ppo'"),
-        ({"spec__algorithm__clipLow": 1}, "spec.algorithm.clipLow: must be less than 1, not 1"),
+        ({"spec__algorithm__preset": "ppo"}, "spec.algorithm.preset: must be 'grpo', 'dr_grpo'"),
+        ({"spec__algorithm__clipLow": 2}, "spec.algorithm.clipLow: must be at most 1, not 2"),
         ({"spec__trainer__optimizer__betas": [0.9]}, "spec.trainer.optimizer.betas[1]: required; add it"),
         ({"spec__models__0__source": ""}, "spec.models[0].source: is empty; give it a value"),
         (
@@ -269,9 +270,35 @@ def test_an_explained_manifest_loads_as_the_resolved_job(manifest, preset):
 def test_a_preset_fills_every_governed_field_but_the_users_own_value_wins(manifest, preset):
     change(manifest, spec__algorithm__preset=preset)
     resolved = resolve(loads(write_yaml(manifest))).spec.algorithm
-    assert {name for name, value in resolved if value is None} == {"dual_clip"}
-    change(manifest, spec__algorithm__clipHigh=0.28)
-    assert resolve(loads(write_yaml(manifest))).spec.algorithm.clip_high == 0.28
+    empty = {name for name, value in resolved if value is None}
+    assert empty == {field for field in Algorithm.model_fields if chosen(resolved, field) is None} | {
+        field for field in READERS if not is_read(resolved, field)
+    } | {"overlong_penalty"}
+    change(manifest, spec__algorithm__minibatches=2)
+    assert resolve(loads(write_yaml(manifest))).spec.algorithm.minibatches == 2
+
+
+def test_null_turns_dual_clip_off_and_unset_is_the_presets(manifest):
+    assert resolve(loads(write_yaml(manifest))).spec.algorithm.dual_clip == 3
+    job = loads(write_yaml(manifest), ["spec.algorithm.dualClip=null"])
+    assert job.spec.algorithm.dual_clip == resolve(job).spec.algorithm.dual_clip == 0
+    assert job.model_dump(by_alias=True, exclude_defaults=True)["spec"]["algorithm"] == {"dualClip": 0}
+    assert "dualClip" not in to_data(loads(write_yaml(manifest)))["spec"]["algorithm"]
+
+
+def test_the_needs_of_an_algorithm_are_explained(manifest):
+    def needs(*overrides: str) -> str:
+        return "; ".join(describe_needs(resolve(loads(write_yaml(manifest), overrides)).spec.algorithm))
+
+    assert needs() == (
+        "the algorithm needs the log-probabilities before the batch, which its first forward pass gives; "
+        "samples whose advantage is 0 are not computed"
+    )
+    assert "one forward pass for each minibatch after the first" in needs("spec.algorithm.minibatches=2")
+    assert needs("spec.algorithm.preset=topr") == "samples whose advantage is 0 are not computed"
+    assert needs("spec.algorithm.preset=kimi").endswith("samples whose advantage is 0 are computed")
+    assert needs("spec.algorithm.whitenAdvantages=true").endswith("samples whose advantage is 0 are computed")
+    assert "mine:f" in needs("spec.algorithm.objective=mine:f")
 
 
 def test_the_resolved_job_survives_json(manifest):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from rljob.api.algorithm import PRESETS
+from rljob.api.algorithm_presets import PRESETS
 from rljob.api.errors import ManifestError
 from rljob.api.explain import explain, to_data
 from rljob.api.load import loads, validate

@@ -549,6 +549,7 @@ def test_a_function_needs_an_image_with_its_package_and_runs_rljob_s_service_in_
         ("trainer", "algorithm.advantage"),
         ("trainer", "algorithm.objective"),
         ("trainer", "algorithm.aggregation"),
+        ("trainer", "algorithm.correction"),
         ("trainer", "trainer.backend"),
         ("runner", "tasks[0].loop"),
         ("rewards[0]", "rewards[0].function"),

@@ -458,7 +458,9 @@ def _batch(step: int) -> tuple[messages.Train, dict[int, Row]]:
                 max_tokens=16,
             )
         )
-        rows[i] = Row(ids, logprobs, mask, np.zeros(len(ids)))
+        rewards = np.zeros(len(ids))
+        rewards[-1] = samples[-1].reward
+        rows[i] = Row(ids, logprobs, mask, rewards)
     return messages.Train(incarnation=1, step=step, samples=samples, check_initial_logprobs=False), rows
 
 

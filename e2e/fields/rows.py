@@ -76,6 +76,10 @@ RDMA = {"name": "main", "rdma": {"resource": "rdma/hca"}}
 REMOTE = given(models=[{"name": "policy", "source": "hf://a/b"}])
 SPARE = given(rewards=[{"name": "spare", "builtin": "reasoning_gym"}, {"name": "exact", "builtin": "reasoning_gym"}])
 
+UNCORRECTED = given(algorithm={"correction": "none"})
+BEHAVIOR = given(algorithm={"ratio": "behavior", "correction": "none"})
+SAPO = given(algorithm={"preset": "sapo", "ratio": "behavior", "correction": "none"})
+
 KUBERNETES = {"metadata.namespace", "metadata.labels", "metadata.annotations"}
 """Fields that rljob does not read: the API server stores the object by them."""
 
@@ -116,13 +120,33 @@ ROWS: dict[str, Outcome] = {
     "spec.algorithm.preset": Shows(c.trained, "dr_grpo"),
     "spec.algorithm.advantage": Shows(c.trained, "group_centered"),
     "spec.algorithm.objective": Shows(c.trained, "e2e.fakes.extensions:reinforce"),
-    "spec.algorithm.aggregation": Shows(c.trained, "token_sum_constant"),
-    "spec.algorithm.clipLow": Shows(c.trained, 0.4),
-    "spec.algorithm.clipHigh": Shows(c.trained, 0.4),
-    "spec.algorithm.dualClip": Shows(c.trained, 1.1),
-    "spec.algorithm.ratio": Shows(c.trained, "proximal"),
+    "spec.algorithm.aggregation": Shows(c.trained, "seq_mean_token_mean"),
+    "spec.algorithm.ratio": Shows(c.trained, "behavior", UNCORRECTED),
     "spec.algorithm.minibatches": Shows(c.trained, 2),
     "spec.algorithm.groupFilter": Shows(c.dispatched, "nonconstant"),
+    "spec.algorithm.clipLow": Shows(c.trained, 0.4, BEHAVIOR),
+    "spec.algorithm.clipHigh": Shows(c.trained, 0.4, BEHAVIOR),
+    "spec.algorithm.dualClip": Shows(c.trained, 1.1, BEHAVIOR),
+    "spec.algorithm.gatePositive": Shows(c.trained, 3, SAPO),
+    "spec.algorithm.gateNegative": Shows(c.trained, 3, SAPO),
+    "spec.algorithm.logRatioPenalty": Shows(c.trained, 1, given(algorithm={"preset": "kimi", "minibatches": 2})),
+    "spec.algorithm.discount": Shows(c.trained, 0.5, given(algorithm={"preset": "reinforce_pp"})),
+    "spec.algorithm.correction": Shows(c.trained, "icepop"),
+    "spec.algorithm.correctionLevel": Shows(c.trained, "geometric"),
+    "spec.algorithm.correctionCap": Shows(c.trained, 1.5),
+    "spec.algorithm.correctionFloor": Shows(c.trained, 0.9, given(algorithm={"correction": "icepop"})),
+    "spec.algorithm.maskGeometricBelow": Shows(c.trained, 0.99),
+    "spec.algorithm.maskGeometricAbove": Shows(c.trained, 1.01),
+    "spec.algorithm.vetoBelow": Shows(c.trained, 0.5),
+    "spec.algorithm.maskProbabilityGap": Shows(c.trained, 0.003),
+    "spec.algorithm.maskNegativeKl": Shows(c.trained, 0.01),
+    "spec.algorithm.rewardClip": Shows(c.trained, 1),
+    "spec.algorithm.overlongBuffer": Shows(c.trained, 10),
+    "spec.algorithm.overlongPenalty": Shows(c.trained, 3, given(algorithm={"overlongBuffer": 10})),
+    "spec.algorithm.whitenAdvantages": Shows(c.trained, True),
+    "spec.algorithm.advantageClip": Shows(c.trained, 0.5),
+    "spec.algorithm.difficultyAbove": Shows(c.trained, 1),
+    "spec.algorithm.difficultyBelow": Shows(c.trained, 1),
     "spec.tasks.name": Shows(c.dispatched, "other"),
     "spec.tasks.weight": Shows(c.admitted, 3.0),
     "spec.tasks.data.reasoningGym.dataset": Shows(c.prompts, "products"),

@@ -27,12 +27,14 @@ from rljob.trainer.process_group import World
 GOLDEN = Path(__file__).parent / "golden" / "steps.json"
 TOLERANCE = 1e-12
 METRICS = ("loss", "learning_rate", "clip_fraction", "ratio_mean", "ratio_max", "kl_k3", "ess", "training_log_ppl")
+UNCORRECTED = {"ratio": "behavior", "correction": "none"}
 CASES: dict[str, dict[str, Any]] = {
-    "grpo": {"preset": "grpo"},
-    "dr_grpo": {"preset": "dr_grpo"},
-    "proximal": {"preset": "grpo", "ratio": "proximal", "minibatches": 4, "clipHigh": 0.28, "dualClip": 1.5},
-    "behavior": {"preset": "dr_grpo", "ratio": "behavior", "minibatches": 4, "dualClip": 1.1},
+    "grpo": {"preset": "grpo", **UNCORRECTED, "dualClip": None},
+    "dr_grpo": {"preset": "dr_grpo", **UNCORRECTED, "dualClip": None},
+    "proximal": {"correction": "none", "ratio": "proximal", "minibatches": 4, "clipHigh": 0.28, "dualClip": 1.5},
+    "behavior": {"preset": "dr_grpo", **UNCORRECTED, "minibatches": 4, "dualClip": 1.1},
 }
+"""Explicit values: the numbers do not depend on what presets fill."""
 TRAINER = {
     "microbatchTokens": 60,
     "optimizer": {"learningRate": 1e-2, "maxGradNorm": 1e9, "weightDecay": 0.1, "epsilon": 1e-3, "warmupSteps": 3},

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob.api.algorithm import Algorithm
-from rljob.trainer.algorithms.aggregation import masked_sum, token_mean, token_sum_constant
+from rljob.trainer.algorithms.aggregation import (
+    masked_sum,
+    seq_mean_token_mean,
+    seq_mean_token_sum,
+    seq_mean_token_sum_norm,
+    token_mean,
+)
 from rljob.trainer.algorithms.objectives.base import Objective, ObjectiveInputs
 from rljob.trainer.algorithms.objectives.ppo_clip import ppo_clip
 
@@ -34,7 +40,8 @@ def objective(new, old, advantages, dual=None) -> Objective:
     new, old, advantages = (torch.as_tensor(values, dtype=torch.float64) for values in (new, old, advantages))
     algorithm = Algorithm(clip_low=LOW, clip_high=HIGH, dual_clip=dual, ratio="behavior")
     advantages_BK = advantages.unsqueeze(-1).expand(new.shape)
-    return ppo_clip(ObjectiveInputs(new, old, old, advantages_BK, torch.ones_like(new, dtype=torch.bool), algorithm))
+    mask_BK = torch.ones_like(new, dtype=torch.bool)
+    return ppo_clip(ObjectiveInputs(new, old, old, advantages_BK, mask_BK, advantages, mask_BK.long(), 1, algorithm))
 
 
 @given(
@@ -121,5 +128,8 @@ def test_token_mean_gives_every_token_of_the_global_batch_the_same_weight(tokens
     assert len(set(weights.tolist())) == 1
 
 
-def test_token_sum_constant_divides_by_samples_and_each_tasks_limit():
-    np.testing.assert_allclose(token_sum_constant(np.array([3, 9]), np.array([10, 20])), [1 / 20, 1 / 40])
+def test_aggregations_of_samples_divide_by_samples_and_by_tokens_or_each_tasks_limit():
+    tokens, limits = np.array([3, 9]), np.array([10, 20])
+    np.testing.assert_allclose(seq_mean_token_sum(tokens, limits), [1 / 2, 1 / 2])
+    np.testing.assert_allclose(seq_mean_token_mean(tokens, limits), [1 / 6, 1 / 18])
+    np.testing.assert_allclose(seq_mean_token_sum_norm(tokens, limits), [1 / 20, 1 / 40])

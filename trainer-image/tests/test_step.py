@@ -79,11 +79,16 @@ def reference_training(
                 advantage = advantages[i]
                 logprobs = reference_logprobs(model, shard[i], sample.temperature)[sample.prompt_tokens - 1 :]
                 behavior = torch.from_numpy(np.frombuffer(shard[i].logprobs, np.float32).copy())[sample.prompt_tokens :]
-                against = behavior if algorithm.ratio == "behavior" else old[i][sample.prompt_tokens - 1 :]
-                ratio = (logprobs - against).exp()
+                before = old[i][sample.prompt_tokens - 1 :]
+                ratio = (logprobs - (behavior if algorithm.ratio == "behavior" else before)).exp()
                 clipped = ratio.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high)
-                objective = torch.minimum(ratio * advantage, clipped * advantage).sum()
-                if algorithm.aggregation == "token_sum_constant":
+                objective = torch.minimum(ratio * advantage, clipped * advantage)
+                if advantage < 0 and algorithm.dual_clip:
+                    objective = objective.clamp(min=algorithm.dual_clip * advantage)
+                if algorithm.correction == "tis":
+                    objective = objective * (before - behavior).exp().clamp(max=algorithm.correction_cap)
+                objective = objective.sum()
+                if algorithm.aggregation == "seq_mean_token_sum_norm":
                     objective = objective * divisor / (len(minibatch) * sample.max_tokens)
                 total = total - objective / divisor
             optimizer.zero_grad()
@@ -112,10 +117,12 @@ def train_steps(
     return result, gradients
 
 
+UNCORRECTED = {"ratio": "behavior", "correction": "none"}
 ALGORITHMS = {
     "grpo": {"preset": "grpo"},
     "dr_grpo": {"preset": "dr_grpo"},
-    "minibatches": {"preset": "grpo", "ratio": "proximal", "minibatches": 3, "clipHigh": 0.28},
+    "minibatches": {"preset": "grpo", "minibatches": 3, "clipHigh": 0.28},
+    "behavior": {**UNCORRECTED, "minibatches": 4},
 }
 # Gradients of key biases are only rounding, which AdamW would amplify: a large epsilon keeps the comparison meaningful.
 OPTIMIZER = {"learningRate": 1e-3, "maxGradNorm": 0.05, "weightDecay": 0.1, "epsilon": 1e-3}
@@ -245,11 +252,13 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_ends_the_run_after_three_i
 @pytest.mark.parametrize(
     ("fields", "passes"),
     [
-        ({"ratio": "behavior", "minibatches": 3}, 0),
-        ({"ratio": "proximal", "minibatches": 3}, 2),
-        ({"ratio": "proximal", "minibatches": 1}, 0),
-        ({"ratio": "behavior", "minibatches": 3, "advantage": "mine:advantage"}, 3),
-        ({"ratio": "behavior", "minibatches": 3, "objective": "mine:objective"}, 2),
+        ({**UNCORRECTED, "minibatches": 3}, 0),
+        ({**UNCORRECTED, "ratio": "proximal", "minibatches": 3}, 2),
+        ({"minibatches": 1}, 0),
+        ({"minibatches": 3}, 2),
+        ({**UNCORRECTED, "veto_below": 1e-4, "minibatches": 3}, 2),
+        ({**UNCORRECTED, "minibatches": 3, "advantage": "mine:advantage"}, 3),
+        ({**UNCORRECTED, "minibatches": 3, "objective": "mine:objective"}, 2),
     ],
 )
 def test_old_log_probabilities_cost_a_pass_only_where_something_needs_them(
@@ -285,7 +294,7 @@ def test_an_objective_that_reads_old_log_probabilities_without_a_declaration_is_
     monkeypatch.setitem(
         sys.modules, "mine", SimpleNamespace(objective=lambda inputs: (inputs.old_BK, ppo_clip(inputs))[1])
     )
-    made = job(algorithm={"minibatches": 2})
+    made = job(algorithm={**UNCORRECTED, "minibatches": 2})
     algorithm = made.spec.algorithm.model_copy(update={"objective": "mine:objective"})
     backend = FsdpBackend(model_directory, made.spec.trainer, world)
     with pytest.raises(UnrecoverableError, match=r"mine:objective failed: .*@requires\(old=True\), or set ratio"):
@@ -307,7 +316,8 @@ def test_the_metrics_equal_those_of_a_plain_model(model_directory, world, job, b
     train, shard = batch()
     for sample, tokens in zip(train.samples[:3], shard, strict=False):
         sample.reward = tokens.segments[-1].reward = 1.0
-    made = job(trainer={"microbatchTokens": 60, "optimizer": OPTIMIZER})
+    algorithm = {**UNCORRECTED, "dualClip": 0}
+    made = job(trainer={"microbatchTokens": 60, "optimizer": OPTIMIZER}, algorithm=algorithm)
     backend = FsdpBackend(model_directory, made.spec.trainer, world)
     of_sample = torch.tensor(reference_advantages(made.spec.algorithm, train), dtype=torch.float64)
     trained = [i for i in range(len(shard)) if of_sample[i] != 0]
@@ -344,6 +354,8 @@ def test_the_metrics_equal_those_of_a_plain_model(model_directory, world, job, b
         "clip_fraction": (low | high).double().mean(),
         "clip_fraction_low": low.double().mean(),
         "clip_fraction_high": high.double().mean(),
+        "correction_mean": 1,
+        "masked_fraction": 0,
         "padding_fraction": (padded - real) / padded,
         "lockstep": padded / real,
     }
@@ -371,13 +383,13 @@ CONSTANT = [1.0] * 6 + [0.1] * 6
 
 
 @pytest.mark.parametrize("budget", [20, 60])
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "behavior", "constant"])
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "constant"])
 def test_samples_without_an_advantage_are_not_computed_and_change_nothing(
     model_directory, world, job, batch, algorithm, budget
 ):
     """Weights and moments of three steps, of which one has minibatches without any trained sample."""
     made = job(
-        algorithm=ALGORITHMS.get(algorithm, {"ratio": "behavior", "minibatches": 4}),
+        algorithm=ALGORITHMS.get(algorithm, ALGORITHMS["behavior"]),
         trainer={"optimizer": OPTIMIZER},
     )
     saved, results = [], []

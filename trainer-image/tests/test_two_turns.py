@@ -85,7 +85,7 @@ def gradients_of(backend: FsdpBackend) -> dict[str, torch.Tensor]:
 def test_only_the_models_tokens_are_trained_on(model_directory, world, job, monkeypatch, budget, advantage):
     monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(turn_returns=turn_returns))
     train, rows, ends = two_turns(budget)
-    made = job(algorithm={"advantage": "group_centered"})
+    made = job(algorithm={"advantage": "group_centered", "ratio": "behavior", "correction": "none", "dualClip": 0})
     algorithm = made.spec.algorithm.model_copy(update={"advantage": advantage})
     rewards = [sample.reward for sample in train.samples]
 

@@ -95,6 +95,14 @@ def wide(inputs):
     return {i: np.full(len(row.mask_L), 1e300) for i, row in inputs.rows.items()}
 
 
+def half(inputs):
+    return torch.full_like(inputs.old_BK, 0.5)
+
+
+def narrow_weights(inputs):
+    return torch.ones(1, 1)
+
+
 def column_of(name):
     def objective(inputs):
         from dataclasses import replace
@@ -225,7 +233,9 @@ def test_an_advantage_of_the_whole_batch_on_every_rank(package, model_directory,
 def test_an_advantage_of_each_token_from_scores_that_it_requires(package, model_directory, world, job, batch):
     train, tokens = batch()
     made = job(algorithm={"advantage": "mine.algorithms:surprise"})
-    assert needs(made.spec.algorithm) == Needs(old=True) and needs(job().spec.algorithm) == Needs()
+    uncorrected = job(algorithm={"ratio": "behavior", "correction": "none"}).spec.algorithm
+    assert needs(uncorrected) == Needs() and needs(job().spec.algorithm) == Needs(old=True)
+    assert needs(uncorrected.model_copy(update={"advantage": made.spec.algorithm.advantage})) == Needs(old=True)
     result = step(world, model_directory, made, (train, tokens))
     rewards = np.array([sample.reward for sample in train.samples])
     counts = np.array([sample.response_tokens for sample in train.samples])
@@ -241,6 +251,16 @@ def test_an_objective_and_an_aggregation(package, model_directory, world, job, b
     assert result.metrics["ratio_max"] == 1 and result.metrics["clip_fraction"] == 0
     assert result.metrics["loss"] != other.metrics["loss"]
     assert result.metrics["training_log_ppl"] == other.metrics["training_log_ppl"]
+
+
+def test_a_correction(package, model_directory, world, job, batch):
+    train, tokens = batch()
+    uncorrected = job(algorithm={"correction": "none"})
+    made = job(algorithm={"correction": "mine.algorithms:half"})
+    half, whole = (step(world, model_directory, each, (train, tokens)).metrics for each in (made, uncorrected))
+    assert half["correction_mean"] == 0.5 and whole["correction_mean"] == 1
+    assert half["loss"] == pytest.approx(whole["loss"] / 2, rel=1e-5)
+    assert half["grad_norm"] == pytest.approx(whole["grad_norm"] / 2, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -259,6 +279,8 @@ def test_an_objective_and_an_aggregation(package, model_directory, world, job, b
         ("aggregation", "one", r"an array of shape \(1,\) for 12 samples"),
         ("aggregation", "infinite", "an infinite number in float32"),
         ("aggregation", "zero_division", "ZeroDivisionError"),
+        ("correction", "narrow_weights", r"weights of shape \(1, 1\) for"),
+        ("correction", "raising", "RuntimeError: no such token"),
     ],
 )
 def test_an_algorithm_that_fails_ends_the_run_with_its_name(

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from rljob import manifests
+from rljob.api.algorithm_presets import describe_needs
 from rljob.api.errors import ManifestError
 from rljob.api.explain import explain as expand
 from rljob.api.explain import explain_field, manifest_page
@@ -58,7 +59,8 @@ def explain(
 ) -> None:
     """Show a manifest with presets and defaults expanded, or explain a field.
 
-    Comments below the manifest show the GPUs of this machine that `rljob run` assigns, and the memory of the trainer.
+    Comments below the manifest show what the algorithm needs computed, the GPUs of this machine that `rljob run`
+    assigns, and the memory of the trainer.
     """
     if (file is not None) + (field is not None) + docs != 1:
         report("give one of FILE, --field PATH and --docs")
@@ -75,7 +77,8 @@ def _explained(job: RLJob, gpu: bool | None) -> str:
     accelerator: AcceleratorKind = kind_of(gpus) if gpu is None else "nvidia" if gpu else "cpu"
     resolved = with_absolute_paths(resolve(job, accelerator), Path.cwd())
     plan = capacity.memory_plan(resolved, default_directory(None, job.metadata.name), gpus)
-    return expand(job, accelerator, filter(None, [describe(assign(resolved, gpus)), *plan]))
+    needs = describe_needs(resolved.spec.algorithm)
+    return expand(job, accelerator, filter(None, [*needs, describe(assign(resolved, gpus)), *plan]))
 
 
 class Form(StrEnum):

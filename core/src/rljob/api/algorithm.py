@@ -1,74 +1,119 @@
-"""The learning algorithm of a manifest, and the presets that fill it."""
+"""The learning algorithm of a manifest. :mod:`rljob.api.algorithm_presets` fills the fields that are not set."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from rljob.api.base import Model
-from rljob.api.extensions import ADVANTAGES, AGGREGATIONS, OBJECTIVES, Extension
+from rljob.api.extensions import ADVANTAGES, AGGREGATIONS, CORRECTIONS, OBJECTIVES, Extension
+
+Preset = Literal[
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "rloo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "opo",
+    "cispo",
+    "sapo",
+    "topr",
+    "raft_pp",
+    "lite_ppo",
+    "kimi",
+    "decoupled_ppo",
+]
+
+
+def _off(value: Any) -> Any:
+    return 0.0 if value is None else value
 
 
 class Algorithm(Model):
-    """The learning algorithm. A preset fills every field that is not set; `rljob explain` shows the result."""
+    """The learning algorithm. A preset fills the fields that are not set and that its functions read; `rljob explain`
+    shows the result. [algorithms.md](algorithms.md) has the formulas and their sources."""
 
-    preset: Literal["grpo", "dr_grpo"] = "grpo"
-    """`grpo` (DeepSeekMath, arXiv 2402.03300) or `dr_grpo` (arXiv 2503.20783)."""
+    preset: Preset = "grpo"
+    """The published algorithm that the other fields follow unless they are set."""
     advantage: Annotated[str, Extension(ADVANTAGES)] | None = None
-    """`group_normalized`: (R − mean) / (std + 1e-6) over the group, unbiased std; for a group of one sample R
-    (REINFORCE without a baseline). `group_centered`: R − mean; needs at least 2 samples per prompt. Or
-    `module:function` of your own package."""
+    """Advantage of a token, from rewards. Or `module:function` of your own package."""
     objective: Annotated[str, Extension(OBJECTIVES)] | None = None
-    """Objective of a token: `ppo_clip`, the clipped ratio times the advantage. Or `module:function` of your own
-    package."""
+    """Value of a token that training maximises, from log-probabilities and advantages. Or `module:function` of your
+    own package."""
     aggregation: Annotated[str, Extension(AGGREGATIONS)] | None = None
-    """`token_mean`: sum over the tokens of the global batch divided by their number. `token_sum_constant`: divided
-    by samples of the batch times the task's maxTokens instead, so that long answers are not down-weighted. Or
-    `module:function` of your own package."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Weights of the tokens of a minibatch in its loss. `token_mean`: one over all tokens. `seq_mean_token_sum`: one
+    over samples. `seq_mean_token_mean`: one over samples and the sample's tokens. `seq_mean_token_sum_norm`: one over
+    samples and the task's maxTokens. Or `module:function` of your own package."""
+    ratio: Literal["behavior", "proximal"] | None = None
+    """Denominator of the probability ratio: `behavior` is the engine's log-probability when the token was sampled;
+    `proximal` the trainer's at the start of the batch."""
+    minibatches: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Optimizer updates per batch; each uses its share of the batch's samples once. With 1 and `ratio: proximal` the
+    ratio is 1, so that clips have no effect."""
+    group_filter: Literal["none", "nonconstant"] | None = None
+    """`nonconstant` rejects and replaces a group whose rewards are all equal (dynamic sampling, arXiv 2503.14476)."""
+    clip_low: Annotated[float, Field(gt=0, le=1)] | None = None
     """ε_low: the ratio is clipped below at 1 − ε_low."""
     clip_high: Annotated[float, Field(gt=0, le=10)] | None = None
     """ε_high: the ratio is clipped above at 1 + ε_high."""
-    dual_clip: Annotated[float, Field(gt=1, le=100)] | None = None
-    """c: for negative advantages the objective is bounded below by c·A. Null: no bound."""
-    ratio: Literal["behavior", "proximal"] | None = None
-    """Denominator of the ratio: `behavior` is the engine's log-probability when the token was sampled; `proximal`
-    the trainer's at the start of the batch."""
-    minibatches: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Optimizer updates per batch; each uses its share of the batch's samples once."""
-    group_filter: Literal["none", "nonconstant"] | None = None
-    """`nonconstant` rejects and replaces a group whose rewards are all equal (dynamic sampling, arXiv 2503.14476)."""
+    dual_clip: Annotated[Annotated[float, Field(ge=0, le=100)] | None, BeforeValidator(_off)] = None
+    """c > 1: for negative advantages the objective is at least c·A. 0 or null in the manifest: no bound; not set: the
+    preset's."""
+    gate_positive: Annotated[float, Field(gt=0, le=100)] | None = None
+    """τ of `sapo` for positive advantages."""
+    gate_negative: Annotated[float, Field(gt=0, le=100)] | None = None
+    """τ of `sapo` for other advantages."""
+    log_ratio_penalty: Annotated[float, Field(ge=0, le=100)] | None = None
+    """τ of `kimi`: weight of the squared log-ratio."""
+    discount: Annotated[float, Field(gt=0, le=1)] | None = None
+    """γ of `reinforce_pp` (a token) and `turn_return` (a turn)."""
+    correction: Annotated[str, Extension(CORRECTIONS)] | None = None
+    """Weight of a token for the mismatch between engine and trainer, ρ = exp(log-probability of the trainer at the
+    start of the batch − that of the engine), without gradient. `none`: 1. `tis`: min(ρ, correctionCap). `icepop`: ρ
+    within [correctionFloor, correctionCap], else 0. Needs `ratio: proximal`: the ratio of `behavior` contains ρ. Or
+    `module:function` of your own package."""
+    correction_level: Literal["token", "segment", "sequence", "geometric"] | None = None
+    """ρ of a token, or of all tokens of its turn (`segment`) or sample (`sequence`): their product; `geometric`: the
+    geometric mean over the sample."""
+    correction_cap: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Upper bound C of ρ."""
+    correction_floor: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Lower bound of ρ for `icepop`."""
+    mask_geometric_below: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Samples whose geometric mean of ρ is lower get weight 0."""
+    mask_geometric_above: Annotated[float, Field(ge=1, le=1e6)] | None = None
+    """Samples whose geometric mean of ρ is higher get weight 0."""
+    veto_below: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Samples with any token whose ρ is lower get weight 0."""
+    mask_probability_gap: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Tokens whose probability differs by more between engine and trainer get weight 0."""
+    mask_negative_kl: Annotated[float, Field(gt=0, le=100)] | None = None
+    """δ: samples get weight 0 where the advantage is negative if the mean over their tokens of the engine's minus the
+    current log-probability exceeds δ (off-policy sequence mask, arXiv 2512.02556)."""
+    reward_clip: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Rewards of samples are clipped to ± this value before advantages are computed."""
+    overlong_buffer: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """The last tokens below maxTokens in which the reward falls linearly by up to `overlongPenalty` (soft overlong
+    punishment, arXiv 2503.14476). Tokens of all turns count."""
+    overlong_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Fall of the reward of an answer of maxTokens tokens; needs `overlongBuffer`. Default: 1."""
+    whiten_advantages: bool | None = None
+    """Whether advantages get mean 0 and standard deviation 1 over all tokens of the batch."""
+    advantage_clip: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Advantages are clipped to ± this value, after whitening."""
+    difficulty_above: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
+    """Groups whose mean reward is not higher get advantage 0."""
+    difficulty_below: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
+    """Groups whose mean reward is not lower get advantage 0."""
+
+    @model_serializer(mode="wrap")
+    def _serialize(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out ``dualClip`` if it is not set: null turns it off."""
+        data: dict[str, Any] = handler(self)
+        return {name: value for name, value in data.items() if name not in _NULL_IS_OFF or value is not None}
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "grpo": {
-        "advantage": "group_normalized",
-        "objective": "ppo_clip",
-        "aggregation": "token_mean",
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "ratio": "behavior",
-        "minibatches": 1,
-        "group_filter": "none",
-    },
-    "dr_grpo": {
-        "advantage": "group_centered",
-        "objective": "ppo_clip",
-        "aggregation": "token_sum_constant",
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "ratio": "behavior",
-        "minibatches": 1,
-        "group_filter": "none",
-    },
-}
-"""Preset → fields of `algorithm` it fills. A field that the user set wins. dualClip stays null (off)."""
-
-ZERO_FOR_ONE_SAMPLE = ("group_centered",)
-"""Built-in advantages that are 0 in a group of one sample."""
-
-
-def advantage_of(algorithm: Algorithm) -> str:
-    """Return the advantage of ``algorithm``: its own, or that of its preset."""
-    return algorithm.advantage or str(PRESETS[algorithm.preset]["advantage"])
+_NULL_IS_OFF = ("dual_clip", "dualClip")

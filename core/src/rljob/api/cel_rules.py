@@ -7,10 +7,10 @@ for each CEL rule and each Python rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from rljob.api.algorithm import PRESETS, ZERO_FOR_ONE_SAMPLE
+from rljob.api.algorithm_presets import PRESETS, ZERO_FOR_ONE_SAMPLE
 from rljob.api.kubernetes import GPUS
 from rljob.api.model_address import HUB_FORM, HUB_PATTERN, S3_FORM, S3_PATTERN
 from rljob.api.rewards import REWARDS
@@ -96,6 +96,11 @@ def _spec() -> Iterator[CelRule]:
         "evaluation.engines is not dedicated; set evaluation.engines: dedicated, or purpose: training",
         ".rollouts",
     )
+    yield from _algorithm()
+
+
+def _algorithm() -> Iterator[CelRule]:
+    """Yield the rules that depend on one or two fields; rljob.api.algorithm_checks has all."""
     yield CelRule(
         "spec",
         "!has(self.algorithm.minibatches) || "
@@ -103,26 +108,47 @@ def _spec() -> Iterator[CelRule]:
         "is more than the samples of a batch; lower it",
         ".algorithm.minibatches",
     )
+    filtered = _chosen("groupFilter", {name: fields.get("group_filter", "none") for name, fields in PRESETS.items()})
     yield CelRule(
         "spec",
-        "self.training.samplesPerPrompt > 1 || !has(self.algorithm.groupFilter) || "
-        "self.algorithm.groupFilter != 'nonconstant'",
+        f"self.training.samplesPerPrompt > 1 || !({filtered(['nonconstant'])})",
         "with training.samplesPerPrompt 1 every group is constant and would be rejected; use none, or more samples",
         ".algorithm.groupFilter",
     )
-    yield _one_sample_per_prompt()
-
-
-def _one_sample_per_prompt() -> CelRule:
-    presets = [name for name, fields in PRESETS.items() if fields["advantage"] in ZERO_FOR_ONE_SAMPLE]
-    return CelRule(
+    advantage = _chosen("advantage", {name: fields["advantage"] for name, fields in PRESETS.items()})
+    yield CelRule(
         "spec",
-        "self.training.samplesPerPrompt > 1 || (has(self.algorithm.advantage) "
-        f"? !(self.algorithm.advantage in {[*ZERO_FOR_ONE_SAMPLE]}) : !(self.algorithm.preset in {presets}))",
+        f"self.training.samplesPerPrompt > 1 || !({advantage([*ZERO_FOR_ONE_SAMPLE])})",
         "1 makes every advantage 0 with this algorithm, so nothing is learned; set at least 2, or another "
         "algorithm.advantage",
         ".training.samplesPerPrompt",
     )
+    uncorrected = _chosen("correction", {name: fields["correction"] for name, fields in PRESETS.items()})
+    behavior = _chosen("ratio", {name: fields["ratio"] for name, fields in PRESETS.items()})
+    yield CelRule(
+        "spec",
+        f"!({behavior(['behavior'])}) || ({uncorrected(['none'])})",
+        "with ratio behavior the mismatch between engine and trainer is weighted twice; set correction: none, or "
+        "ratio: proximal",
+        ".algorithm.correction",
+    )
+    yield CelRule(
+        "spec.algorithm",
+        "!has(self.dualClip) || self.dualClip == 0.0 || self.dualClip > 1.0",
+        "must be more than 1, or 0 for no bound",
+        ".dualClip",
+    )
+
+
+def _chosen(field: str, of_presets: Mapping[str, str]) -> Callable[[list[str]], str]:
+    """Return a function from values to the expression: the user's own value, or that of the preset, is one of them."""
+
+    def is_one_of(values: list[str]) -> str:
+        presets = [name for name, value in of_presets.items() if value in values]
+        own = f"self.algorithm.{field}"
+        return f"has({own}) ? {own} in {values} : self.algorithm.preset in {presets}"
+
+    return is_one_of
 
 
 def _data_of_builtins() -> Iterator[CelRule]:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rljob.api.algorithm import PRESETS
+from rljob.api.algorithm import Algorithm
+from rljob.api.algorithm_presets import PRESETS, fill
 from rljob.api.errors import ManifestError
 from rljob.api.field_metadata import ManifestField, manifest_fields, outermost
 from rljob.api.kubernetes import AcceleratorKind
@@ -122,13 +123,22 @@ def manifest_page() -> str:
         f"| `{f.path}` | {_cell(f.summary)} | {_cell(f.meaning)} | {f.change} | {_cell(f.local)} |"
         for f in fields().values()
     ]
-    lines += ["", "## What `spec.algorithm.preset` fills", "", f"| field | {' | '.join(PRESETS)} |"]
-    lines += ["|---|" + "---|" * len(PRESETS)]
-    for name in dict.fromkeys(key for preset in PRESETS.values() for key in preset):
-        head, *tail = name.split("_")
-        values = " | ".join(f"`{preset.get(name)}`" for preset in PRESETS.values())
-        lines += [f"| `{head}{''.join(map(str.capitalize, tail))}` | {values} |"]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *_presets()]) + "\n"
+
+
+def _presets() -> Iterator[str]:
+    """Yield the lines of the table of presets: one row for each preset."""
+    filled = {preset: Algorithm.model_validate({"preset": preset}) for preset in PRESETS}
+    for algorithm in filled.values():
+        fill(algorithm)
+    values = {preset: algorithm.model_dump(by_alias=True, exclude_none=True) for preset, algorithm in filled.items()}
+    names = [name for name in dict.fromkeys(name for fields in values.values() for name in fields) if name != "preset"]
+    yield "## What `spec.algorithm.preset` fills"
+    yield ""
+    yield f"| preset | {' | '.join(names)} |"
+    yield "|---|" + "---|" * len(names)
+    for preset, fields in values.items():
+        yield f"| `{preset}` | {' | '.join(str(fields.get(name, '')) for name in names)} |"
 
 
 CHANGE = {"never": "no", "always": "yes", "raise": "can only be raised", "partly": "partly"}

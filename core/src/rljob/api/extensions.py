@@ -25,14 +25,41 @@ from rljob.api.diff import shortened
 Registry: TypeAlias = Mapping[str, str]
 """Name of a built-in implementation → its module:attribute."""
 
+_ADVANTAGES, _OBJECTIVES = "rljob.trainer.algorithms.advantages", "rljob.trainer.algorithms.objectives"
+_CORRECTIONS, _AGGREGATION = "rljob.trainer.algorithms.corrections", "rljob.trainer.algorithms.aggregation"
+
 ADVANTAGES: Registry = {
-    "group_normalized": "rljob.trainer.algorithms.advantages.group:group_normalized",
-    "group_centered": "rljob.trainer.algorithms.advantages.group:group_centered",
+    "group_normalized": f"{_ADVANTAGES}.group:group_normalized",
+    "group_centered": f"{_ADVANTAGES}.group:group_centered",
+    "reward": f"{_ADVANTAGES}.group:reward",
+    "rloo": f"{_ADVANTAGES}.group:rloo",
+    "opo": f"{_ADVANTAGES}.opo:opo",
+    "lite_ppo": f"{_ADVANTAGES}.lite_ppo:lite_ppo",
+    "reinforce_pp": f"{_ADVANTAGES}.reinforce_pp:reinforce_pp",
+    "reinforce_pp_baseline": f"{_ADVANTAGES}.reinforce_pp:reinforce_pp_baseline",
+    "turn_return": f"{_ADVANTAGES}.turn_return:turn_return",
 }
-OBJECTIVES: Registry = {"ppo_clip": "rljob.trainer.algorithms.objectives.ppo_clip:ppo_clip"}
+OBJECTIVES: Registry = {
+    "ppo_clip": f"{_OBJECTIVES}.ppo_clip:ppo_clip",
+    "gspo": f"{_OBJECTIVES}.gspo:gspo",
+    "segment_clip": f"{_OBJECTIVES}.gspo:segment_clip",
+    "cispo": f"{_OBJECTIVES}.truncated:cispo",
+    "tis": f"{_OBJECTIVES}.truncated:tis",
+    "topr": f"{_OBJECTIVES}.truncated:topr",
+    "raft_pp": f"{_OBJECTIVES}.ppo_clip:raft_pp",
+    "sapo": f"{_OBJECTIVES}.sapo:sapo",
+    "kimi": f"{_OBJECTIVES}.kimi:kimi",
+}
+CORRECTIONS: Registry = {
+    "none": f"{_CORRECTIONS}.importance_weights:no_correction",
+    "tis": f"{_CORRECTIONS}.importance_weights:tis",
+    "icepop": f"{_CORRECTIONS}.importance_weights:icepop",
+}
 AGGREGATIONS: Registry = {
-    "token_mean": "rljob.trainer.algorithms.aggregation:token_mean",
-    "token_sum_constant": "rljob.trainer.algorithms.aggregation:token_sum_constant",
+    "token_mean": f"{_AGGREGATION}:token_mean",
+    "seq_mean_token_sum": f"{_AGGREGATION}:seq_mean_token_sum",
+    "seq_mean_token_mean": f"{_AGGREGATION}:seq_mean_token_mean",
+    "seq_mean_token_sum_norm": f"{_AGGREGATION}:seq_mean_token_sum_norm",
 }
 BACKENDS: Registry = {"fsdp": "rljob.trainer.backends.fsdp.backend:FsdpBackend"}
 ENGINES: Registry = {name: engine.adapter for name, engine in engine_registry.ENGINES.items()}

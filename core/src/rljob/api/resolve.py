@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rljob.api.algorithm import PRESETS
+from rljob.api.algorithm_presets import fill
 from rljob.api.kubernetes import AcceleratorKind
 from rljob.api.model_address import is_remote
 from rljob.api.models import RLJob
@@ -44,10 +44,7 @@ def resolve(job: RLJob, accelerator: AcceleratorKind = "cpu") -> RLJob:
     if resolved.spec.weight_sync.transport == "auto":
         on_gpus = all(role.accelerator.kind == "nvidia" for role in roles)
         resolved.spec.weight_sync.transport = "nccl" if on_gpus else "gloo"
-    algorithm = resolved.spec.algorithm
-    for field, value in PRESETS[algorithm.preset].items():
-        if getattr(algorithm, field) is None:
-            setattr(algorithm, field, value)
+    fill(resolved.spec.algorithm)
     if resolved.spec.evaluation is not None and resolved.spec.evaluation.tasks is None:
         resolved.spec.evaluation.tasks = [task.name for task in resolved.spec.tasks]
     for task in resolved.spec.tasks:

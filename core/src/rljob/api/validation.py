@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from rljob.api.algorithm import ZERO_FOR_ONE_SAMPLE, advantage_of
+from rljob.api.algorithm_checks import algorithm_problems
 from rljob.api.engine_registry import refused
 from rljob.api.kubernetes import GPUS
 from rljob.api.model_address import HUB_FORM, S3_FORM, parse_address
@@ -33,7 +33,7 @@ def problems(spec: RLJobSpec) -> Iterator[str]:
         yield from _reward(f"rewards[{i}]", reward)
     yield from _rollouts(spec)
     yield from _purposes(spec)
-    yield from _batches(spec)
+    yield from algorithm_problems(spec)
     yield from _storage(spec)
     yield from _replicas(spec)
     yield from _network(spec)
@@ -206,23 +206,6 @@ def _purposes(spec: RLJobSpec) -> Iterator[str]:
         yield (
             f"rollouts[{purposes.index('evaluation')}].purpose: evaluation.engines is not dedicated; "
             "set evaluation.engines: dedicated, or purpose: training"
-        )
-
-
-def _batches(spec: RLJobSpec) -> Iterator[str]:
-    samples = spec.training.prompts_per_step * spec.training.samples_per_prompt
-    minibatches = spec.algorithm.minibatches or 1
-    if minibatches > samples:
-        yield f"algorithm.minibatches: {minibatches} is more than the {samples} samples of a batch; lower it"
-    if spec.training.samples_per_prompt == 1 and spec.algorithm.group_filter == "nonconstant":
-        yield (
-            "algorithm.groupFilter: with training.samplesPerPrompt 1 every group is constant and would be rejected; "
-            "use none, or more samples"
-        )
-    if spec.training.samples_per_prompt == 1 and advantage_of(spec.algorithm) in ZERO_FOR_ONE_SAMPLE:
-        yield (
-            f"training.samplesPerPrompt: 1 makes every advantage of algorithm.advantage {advantage_of(spec.algorithm)} "
-            "0, so nothing is learned; set at least 2, or another algorithm.advantage"
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from rljob.api.algorithm_presets import stabilizers
 from rljob.api.models import RLJobSpec
 from rljob.ledger.audit_cross_checks import RunFiles, examine_run_files, read_run_files
 from rljob.ledger.audit_lineage import examine_checkpoints, examine_lineage
@@ -112,7 +113,7 @@ def prepare(ledger: LedgerReader, spec: RLJobSpec) -> dict[str, Any]:
         "redundant": spec.scheduling.redundancy.groups,
         "alpha": training.max_staleness,
         "filter": spec.algorithm.group_filter,
-        "advantage": spec.algorithm.advantage,
+        "advantage": " with ".join([str(spec.algorithm.advantage), *stabilizers(spec.algorithm)]),
         "tasks": json.dumps([task.name for task in spec.tasks]),
         "evaluated": json.dumps(sorted(evaluated)),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from rljob.api.algorithm_presets import FUNCTIONS
 from rljob.api.model_address import is_remote
 from rljob.api.models import RLJob
 from rljob.api.pod_models import MAIN, main_container
@@ -38,7 +39,7 @@ def _paths(job: RLJob) -> Iterator[str]:
 def _user_code(job: RLJob) -> Iterator[str]:
     """Check that a role which loads code of a user's own package has an image with the package in its template."""
     spec = job.spec
-    trainer = {f"algorithm.{name}": getattr(spec.algorithm, name) for name in ("advantage", "objective", "aggregation")}
+    trainer = {f"algorithm.{name}": getattr(spec.algorithm, name) for name in FUNCTIONS}
     trainer["trainer.backend"] = spec.trainer.backend
     uses = [("trainer", spec.trainer.template, field, value) for field, value in trainer.items()]
     uses += [("runner", spec.runner.template, f"tasks[{i}].loop", task.loop) for i, task in enumerate(spec.tasks)]

@@ -7,12 +7,12 @@ any row. Masks may have holes: a sample of several turns has several segments of
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from rljob.api.algorithm import Algorithm
@@ -33,6 +33,12 @@ class Row:
     logprobs_L: NDArray[np.float32]
     mask_L: NDArray[np.bool_]  # True at the model's tokens
     rewards_L: NDArray[np.float64]  # reward of each token
+    turn_ends: tuple[int, ...] = ()  # position after each turn of the model but the last
+
+    @property
+    def turns_L(self) -> NDArray[np.int64]:
+        """Number of the turn of each of the model's tokens, from 0; other tokens have that of the next turn."""
+        return np.searchsorted(self.turn_ends, np.arange(len(self.mask_L)), side="right")
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,9 @@ class MicrobatchInputs:
     tokens: Microbatch
     padding: int  # number of positions without a token of a sample
     weights_B: Tensor  # weight of each row's tokens in the loss
+    rewards_B: Tensor  # reward of each row's sample
+    turns_BK: Tensor  # number of the turn of each token, from 0
+    turns: int  # largest number of turns of a row
     current_B: Tensor  # bool: rows whose tokens are all of the version that the batch is applied to
     advantages_BK: Tensor = field(init=False)  # set once the advantages are known
 
@@ -132,27 +141,39 @@ def _inputs(
     device: torch.device,
 ) -> MicrobatchInputs:
     tokens = collate([rows[i] for i in indices], [train.samples[i].temperature for i in indices], device)
+    turns = {i: rows[i].turns_L for i in indices}
+
+    def of_rows(values: Iterable[float | bool], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(list(values) or [0], dtype=dtype, device=device)
+
     return MicrobatchInputs(
         indices,
         tokens,
         tokens.token_ids_BL.numel() - sum(len(rows[i].token_ids_L) for i in indices),
-        torch.tensor([float(weights_N[i]) for i in indices] or [0.0], dtype=torch.float32, device=device),
-        torch.tensor([is_current(train, i) for i in indices] or [False], device=device),
+        of_rows((float(weights_N[i]) for i in indices), torch.float32),
+        of_rows((train.samples[i].reward for i in indices), torch.float32),
+        at_targets(indices, tokens, turns, np.int64),
+        1 + max((len(rows[i].turn_ends) for i in indices), default=0),
+        of_rows((is_current(train, i) for i in indices), torch.bool),
     )
 
 
-def at_targets(inputs: MicrobatchInputs, values: Mapping[int, NDArray[np.float32]]) -> Tensor:
+def at_targets(
+    indices: Sequence[int], tokens: Microbatch, values: Mapping[int, NDArray[np.generic]], dtype: DTypeLike
+) -> Tensor:
     """Return values of tokens of the rows of a microbatch as a tensor (B, K); 0 except at the model's tokens.
 
     Args:
-        inputs: the microbatch.
+        indices: of its samples in the batch.
+        tokens: of the microbatch.
         values: an array (L,) for each row, by index in the batch.
+        dtype: of the result.
     """
-    values_BK = np.zeros(inputs.tokens.mask_BK.shape, np.float32)
-    for b, i in enumerate(inputs.indices):
-        kept = values[i][inputs.tokens.first :]
+    values_BK = np.zeros(tokens.mask_BK.shape, dtype)
+    for b, i in enumerate(indices):
+        kept = values[i][tokens.first :]
         values_BK[b, : len(kept)] = kept
-    return torch.from_numpy(values_BK).to(inputs.tokens.mask_BK.device).where(inputs.tokens.mask_BK, 0.0)
+    return torch.from_numpy(values_BK).to(tokens.mask_BK.device).where(tokens.mask_BK, 0)
 
 
 def collate(rows: Sequence[Row], temperatures: Sequence[float], device: torch.device) -> Microbatch:

@@ -112,6 +112,7 @@ def _row(tokens: SampleTokens, scalars: BatchSample) -> Row:
         np.frombuffer(tokens.logprobs, "<f4").astype(np.float32),
         mask_L,
         token_rewards(tokens.segments, mask_L),
+        tuple(segment.end for segment in tokens.segments if segment.kind == "model")[:-1],
     )
     if not scalars.total_tokens == len(row.token_ids_L) == len(row.logprobs_L):
         raise UnrecoverableError(

@@ -6,8 +6,9 @@ over the trained samples.
 
 l is the log-probability of a token at its sample's temperature: l_old is the trainer's under the weights before the
 batch, l_mu the engine's when the token was sampled. With one update per batch and no staleness they differ only by
-rounding. Metrics of l_old are over the tokens whose l_old is known: with several minibatches and ratio: behavior those
-of the first minibatch, because l_old of the others would cost a forward pass.
+rounding. algorithm.correction gives tokens a weight for this mismatch. Metrics of l_old are over the tokens whose l_old
+is known: if nothing of the algorithm needs it, those of the first minibatch, because l_old of the others would cost a
+forward pass.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ METRICS: dict[str, str] = {
     "grad_norm": "norm of the gradient before clipping: mean over the updates that were applied",
     "updates_skipped": "updates that were not applied because the gradient was not finite",
     "learning_rate": "of the step's updates",
-    "clip_fraction": "share of the tokens whose objective a clip held; these carry no gradient",
-    "clip_fraction_low": "those held at 1 − clipLow",
-    "clip_fraction_high": "those held at 1 + clipHigh, or by dualClip",
+    "clip_fraction": "share of the tokens whose objective a clip held",
+    "clip_fraction_low": "those with a ratio below 1",
+    "clip_fraction_high": "those with a ratio above 1, held by a clip or by dualClip",
     "ratio_mean": "probability ratio in the loss (its denominator is algorithm.ratio's): mean over tokens",
     "ratio_max": "its largest value, at most e^20",
     "logprob_diff_mean": "|l_old − l_mu| in nats: mean over tokens",
@@ -41,6 +42,8 @@ METRICS: dict[str, str] = {
     "kl_k1": "KL(engine ‖ trainer) in nats a token, estimated by the mean of l_mu − l_old",
     "kl_k3": "the same, estimated by the mean of r − 1 − ln r with r = exp(l_old − l_mu)",
     "ess": "effective share of the tokens under weights r: (Σr)² / (n·Σr²); 1 is on policy",
+    "correction_mean": "weight of a token for the mismatch: mean over tokens; 1 without a correction",
+    "masked_fraction": "share of the tokens whose weight for the mismatch is 0",
     "training_log_ppl": "mean of −l_old in nats: log of the perplexity of the sampled tokens under the trainer",
     "tokens": "tokens trained on: those that the model wrote in the trained samples",
     "samples": "samples of the batch",
@@ -63,7 +66,7 @@ METRICS: dict[str, str] = {
 NO_ADVANTAGE = 1e-6  # equal rewards give advantages of 0 except for rounding
 
 SUMS = (
-    *("loss", "tokens", "clipped_low", "clipped_high", "ratio"),
+    *("loss", "tokens", "clipped_low", "clipped_high", "ratio", "correction", "masked"),
     *("tokens_old", "abs", "k1", "k3", "weight", "weight_squared", "logprob", "tokens_current", "abs_current"),
 )
 
@@ -95,13 +98,21 @@ class TokenStatistics:
         self.largest = torch.zeros(3, dtype=torch.float64, device=self.device)
 
     @torch.no_grad()
-    def add(self, loss: Tensor, objective: Objective, old_BK: Tensor | None, inputs: MicrobatchInputs) -> None:
+    def add(
+        self,
+        loss: Tensor,
+        objective: Objective,
+        old_BK: Tensor | None,
+        weights_BK: Tensor | None,
+        inputs: MicrobatchInputs,
+    ) -> None:
         """Count one microbatch.
 
         Args:
             loss: the microbatch's share of the loss.
             objective: objective of its tokens.
             old_BK: l_old, or None.
+            weights_BK: weights for the mismatch, 0 outside the mask; None: 1.
             inputs: the microbatch, with l_mu.
         """
         tokens, mask_BK = inputs.tokens, inputs.tokens.mask_BK
@@ -112,6 +123,7 @@ class TokenStatistics:
         count, zero = mask_BK.sum(dtype=torch.float64), torch.zeros_like(self.sums[0])
         sums = [loss.double(), count, (clipped_BK & (ratio_BK < 1)).sum(), (clipped_BK & (ratio_BK > 1)).sum()]
         sums.append(ratio_BK.sum())
+        sums += [count, zero] if weights_BK is None else [weights_BK.sum(), (mask_BK & (weights_BK == 0)).sum()]
         largest = largest_current = zero
         if old_BK is None:
             sums += [zero] * (len(SUMS) - len(sums))
@@ -153,6 +165,8 @@ class TokenStatistics:
             "kl_k1": total["k1"] / n_old,
             "kl_k3": total["k3"] / n_old,
             "ess": total["weight"] ** 2 / (n_old * total["weight_squared"]) if total["tokens_old"] else 1.0,
+            "correction_mean": total["correction"] / n,
+            "masked_fraction": total["masked"] / n,
             "training_log_ppl": -total["logprob"] / n_old,
             "tokens": total["tokens"],
             "padding_fraction": padding / positions,

@@ -64,7 +64,7 @@ def score(batch: Batch, backend: Backend, algorithm: Algorithm) -> Scores:
     if missing := needs(algorithm).unsupported():
         raise ValueError(f"no backend computes what the algorithm needs: {', '.join(missing)}")
     everywhere = needs_of(load_function(algorithm, "advantage")).old
-    later = algorithm.ratio == "proximal" or needs(algorithm).old
+    later = needs(algorithm).old
     old: list[list[Tensor] | None] = []
     for number, minibatch in enumerate(batch.minibatches):
         if everywhere or (later and number > 0):

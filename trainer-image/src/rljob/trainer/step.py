@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rljob.api.algorithm import Algorithm
+from rljob.api.algorithm_presets import corrects
 from rljob.protocol.messages import Train
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
 from rljob.trainer.algorithms.aggregation import masked_sum
+from rljob.trainer.algorithms.corrections.base import Correction, CorrectionInputs, correction_weights
 from rljob.trainer.algorithms.needs import failure, load_function
 from rljob.trainer.algorithms.objectives.base import Objective, ObjectiveFunction, ObjectiveInputs
+from rljob.trainer.algorithms.stabilizers import shape_rewards, shape_tokens, stabilize
 from rljob.trainer.backends.base import Backend, Output
 from rljob.trainer.batch import Batch, MicrobatchInputs, Row, at_targets, lay_out
 from rljob.trainer.batch_plan import BatchPlan, plan_batch
@@ -84,9 +87,10 @@ def apply_batch(
             any rank, or the engine's log-probabilities of tokens of these weights differ from the trainer's.
     """
     backend.metrics()  # discards metrics since the last step
-    train, batch = plan.train, lay_out(plan, rows, algorithm, world)
+    train = shape_rewards(plan.train, algorithm)
+    batch = lay_out(replace(plan, train=train), rows, algorithm, world)
     scores = score(batch, backend, algorithm)
-    rewards = shape(batch)
+    rewards = shape(batch, plan.train)
     advantages_N = set_advantages(batch, rewards, scores, algorithm, world)
     statistics = TokenStatistics(world.device)
     metrics: dict[str, float] = {}
@@ -112,9 +116,17 @@ def apply_batch(
     return StepResult(metrics, advantages_N.numpy())
 
 
-def shape(batch: Batch) -> Rewards:
-    """Return the reward of each token of this replica's rows."""
-    return {i: row.rewards_L for i, row in batch.rows.items()}
+def shape(batch: Batch, given: Train) -> Rewards:
+    """Return the reward of each token of this replica's rows; changes of a sample's reward go to its last token.
+
+    Args:
+        batch: with the rewards that the algorithm uses.
+        given: the same batch with the rewards of the task.
+    """
+    used, rewards = batch.train.samples, given.samples
+    return {
+        i: shape_tokens(row.rewards_L, row.mask_L, used[i].reward - rewards[i].reward) for i, row in batch.rows.items()
+    }
 
 
 def set_advantages(batch: Batch, rewards: Rewards, scores: Scores, algorithm: Algorithm, world: World) -> Tensor:
@@ -128,10 +140,12 @@ def set_advantages(batch: Batch, rewards: Rewards, scores: Scores, algorithm: Al
     mean_N = np.zeros(len(batch.train.samples), np.float32)
     problem = None
     try:
-        advantages = _checked(estimator(inputs), batch.rows)
+        masks = {i: row.mask_L for i, row in batch.rows.items()}
+        stable = stabilize(estimator(inputs), masks, batch.train.samples, algorithm, world)
+        advantages = _checked(stable, batch.rows)
         for minibatch in batch.minibatches:
             for microbatch in minibatch:
-                microbatch.advantages_BK = at_targets(microbatch, advantages)
+                microbatch.advantages_BK = at_targets(microbatch.indices, microbatch.tokens, advantages, np.float32)
         mean_N = _mean_by_sample(advantages, batch)
     except torch.distributed.DistError:  # a collective of the estimator: another rank has failed
         raise
@@ -200,6 +214,8 @@ class PolicyLoss:
         self._minibatch, self._old, self._first = minibatch, old, first
         self._algorithm, self._statistics = algorithm, statistics
         self._objective: ObjectiveFunction = load_function(algorithm, "objective")
+        self._correction: Correction | None = load_function(algorithm, "correction") if corrects(algorithm) else None
+        self._field = "objective"  # of the function that runs
         self.error: UnrecoverableError | None = None
 
     def __call__(self, i: int, output: Output) -> Tensor:
@@ -207,8 +223,8 @@ class PolicyLoss:
         if self.error is None:
             try:
                 return self._share(i, output)
-            except Exception as error:  # noqa: BLE001 a user's objective may raise anything: the run ends
-                self.error = failure(self._algorithm, "objective", error)
+            except Exception as error:  # noqa: BLE001 a user's function may raise anything: the run ends
+                self.error = failure(self._algorithm, self._field, error)
         return output.logprobs_BK.where(torch.zeros_like(self._minibatch[i].tokens.mask_BK), 0.0).sum()
 
     def _share(self, i: int, output: Output) -> Tensor:
@@ -218,6 +234,7 @@ class PolicyLoss:
         old_BK = logprobs_BK.detach() if self._first else None
         if self._old is not None:
             old_BK = self._old[i].where(tokens.mask_BK, 0.0)
+        self._field = "objective"
         objective = self._objective(
             ObjectiveInputs(
                 logprobs_BK=logprobs_BK,
@@ -225,13 +242,38 @@ class PolicyLoss:
                 behavior_BK=tokens.behavior_BK,
                 advantages_BK=inputs.advantages_BK,
                 mask_BK=tokens.mask_BK,
+                rewards_B=inputs.rewards_B,
+                turns_BK=inputs.turns_BK,
+                turns=inputs.turns,
                 algorithm=self._algorithm,
             )
         )
         _check_objective(objective, tokens.mask_BK)
-        share = -masked_sum(objective.values_BK, tokens.mask_BK, inputs.weights_B)
-        self._statistics.add(share.detach(), objective, old_BK, inputs)
+        values_BK, weights_BK = objective.values_BK, None
+        if self._correction is not None:
+            assert old_BK is not None, "score() computes them for a correction"
+            weights_BK = self._weights(logprobs_BK.detach(), old_BK, inputs)
+            values_BK = values_BK * weights_BK
+        share = -masked_sum(values_BK, tokens.mask_BK, inputs.weights_B)
+        self._statistics.add(share.detach(), objective, old_BK, weights_BK, inputs)
         return share
+
+    def _weights(self, current_BK: Tensor, old_BK: Tensor, inputs: MicrobatchInputs) -> Tensor:
+        self._field = "correction"
+        assert self._correction is not None
+        return correction_weights(
+            self._correction,
+            CorrectionInputs(
+                old_BK=old_BK,
+                behavior_BK=inputs.tokens.behavior_BK,
+                current_BK=current_BK,
+                advantages_BK=inputs.advantages_BK,
+                mask_BK=inputs.tokens.mask_BK,
+                turns_BK=inputs.turns_BK,
+                turns=inputs.turns,
+                algorithm=self._algorithm,
+            ),
+        )
 
 
 def _check_objective(objective: Objective, mask_BK: Tensor) -> None:

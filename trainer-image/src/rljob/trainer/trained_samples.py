@@ -13,30 +13,33 @@ from numpy.typing import NDArray
 
 from rljob.api.algorithm import Algorithm
 from rljob.protocol.messages import Train
-from rljob.trainer.algorithms.advantages.base import GroupEstimator
+from rljob.trainer.algorithms.advantages.base import ScalarEstimator
 from rljob.trainer.algorithms.needs import failure, load_function, needs
 from rljob.trainer.algorithms.objectives.base import is_zero_without_advantage
+from rljob.trainer.algorithms.stabilizers import masked_groups, shape_rewards
 from rljob.trainer.process_group import World
 
 
 def trained_samples(train: Train, algorithm: Algorithm, world: World) -> NDArray[np.bool_]:
     """Return whether each sample of the batch is trained (N,), the same on all ranks; all ranks take part.
 
-    All samples are trained if the advantage depends on more than the rewards of a group, if a function of the algorithm
-    needs all samples, and in a batch whose log-probabilities must equal the engine's.
+    All samples are trained if the advantage depends on more than scalars of the batch, if it is whitened, if a function
+    of the algorithm needs all samples, and in a batch whose log-probabilities must equal the engine's.
 
     Raises:
         UnrecoverableError: the advantage fails.
     """
     estimator = load_function(algorithm, "advantage")
-    skip = isinstance(estimator, GroupEstimator) and is_zero_without_advantage(load_function(algorithm, "objective"))
-    if not skip or needs(algorithm).all_samples or train.check_initial_logprobs:
+    skip = isinstance(estimator, ScalarEstimator) and is_zero_without_advantage(load_function(algorithm, "objective"))
+    if not skip or algorithm.whiten_advantages or needs(algorithm).all_samples or train.check_initial_logprobs:
         return np.ones(len(train.samples), np.bool_)
     trained_N, problem = b"", None
     if world.rank == 0:  # a user's function need not return the same bits on every machine
         try:
             with np.errstate(over="ignore", invalid="ignore"):
-                trained_N = (estimator.of_samples(train.samples).astype(np.float32) != 0).tobytes()
+                samples = shape_rewards(train, algorithm).samples
+                zero_N = estimator.of_samples(samples).astype(np.float32) == 0
+                trained_N = (~(zero_N | masked_groups(samples, algorithm))).tobytes()
         except Exception as error:  # noqa: BLE001 a user's estimator may raise anything: the run ends
             problem = failure(algorithm, "advantage", error)
     world.raise_first_error(problem)

@@ -27,8 +27,18 @@ def token_mean(response_tokens: NDArray[np.int64], max_tokens: NDArray[np.int64]
     return np.full(len(response_tokens), 1.0 / max(1, int(response_tokens.sum())))
 
 
-def token_sum_constant(response_tokens: NDArray[np.int64], max_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return one over (samples × the sample's token limit)."""
+def seq_mean_token_sum(response_tokens: NDArray[np.int64], max_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return one over the samples: the mean over samples of the sum over their tokens."""
+    return np.full(len(response_tokens), 1.0 / max(1, len(response_tokens)))
+
+
+def seq_mean_token_mean(response_tokens: NDArray[np.int64], max_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return one over (samples × the sample's tokens): the mean over samples of the mean over their tokens."""
+    return 1.0 / (len(response_tokens) * response_tokens.astype(np.float64))
+
+
+def seq_mean_token_sum_norm(response_tokens: NDArray[np.int64], max_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return one over (samples × the sample's token limit), so that long answers are not down-weighted (Dr. GRPO)."""
     return 1.0 / (len(max_tokens) * max_tokens.astype(np.float64))
 
 

@@ -8,12 +8,18 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from rljob.api.algorithm import Algorithm
-from rljob.api.extensions import ADVANTAGES, AGGREGATIONS, OBJECTIVES, Registry, load
+from rljob.api.algorithm_presets import needs_old
+from rljob.api.extensions import ADVANTAGES, AGGREGATIONS, CORRECTIONS, OBJECTIVES, Registry, load
 from rljob.trainer.errors import UnrecoverableError
 
 log = logging.getLogger(__name__)
 
-FUNCTIONS: dict[str, Registry] = {"advantage": ADVANTAGES, "objective": OBJECTIVES, "aggregation": AGGREGATIONS}
+FUNCTIONS: dict[str, Registry] = {
+    "advantage": ADVANTAGES,
+    "objective": OBJECTIVES,
+    "aggregation": AGGREGATIONS,
+    "correction": CORRECTIONS,
+}
 """Field of ``spec.algorithm`` that names a function → its built-in functions."""
 
 
@@ -23,7 +29,7 @@ class Needs:
 
     old: bool = False
     """Log-probabilities under the weights before the batch, in an advantage, or in an objective that reads ``old_BK``.
-    With ``ratio: proximal`` every objective has them."""
+    With ``ratio: proximal``, a correction or a mask of the mismatch every objective has them."""
     reference: bool = False
     """Log-probabilities under the reference model."""
     values: bool = False
@@ -98,12 +104,12 @@ def failure(algorithm: Algorithm, field: str, error: Exception) -> Unrecoverable
 
 
 def needs(algorithm: Algorithm) -> Needs:
-    """Return the union of the needs of an algorithm's functions.
+    """Return the union of the needs of an algorithm's fields and functions.
 
     Raises:
         ValueError: one of them cannot be imported.
     """
-    union = Needs()
+    union = Needs(old=needs_old(algorithm))
     for field in FUNCTIONS:
         union |= needs_of(load_function(algorithm, field))
     return union

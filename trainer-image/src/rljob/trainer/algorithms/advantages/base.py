@@ -3,11 +3,15 @@
 ``spec.algorithm.advantage`` names a built-in estimator or ``module:function`` of a user's package. An estimator is
 called once per batch, on all ranks, with :class:`AdvantageInputs`, and returns for each local row an array with one
 advantage for each token of the row. Only the advantages of the model's tokens are used: they must be finite, and the
-others may be nan. Two decorators simplify the usual estimators:
+others may be nan. Three decorators simplify the usual estimators:
 
     @per_group
     def centered(rewards_G):            # rewards of one group → an advantage for each member
         return rewards_G - rewards_G.mean()
+
+    @from_scalars
+    def scaled(scalars):                # rewards, groups and lengths of the batch → an advantage for each sample
+        return scalars.rewards_N / scalars.rewards_N.std()
 
     @per_batch
     def whitened(inputs):               # scalars of the whole batch → an advantage for each sample
@@ -19,7 +23,7 @@ Shapes: N samples of the batch, G members of a group, L tokens of a sample, prom
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
@@ -45,7 +49,7 @@ class AdvantageInputs:
     ``samples`` and everything with suffix N is the whole batch, the same on all ranks and in the order of the batch.
     ``rows``, ``rewards`` and ``scores`` hold the samples of this data-parallel rank, by their index in the batch: an
     estimator that combines them over the batch sums over ``world``. A rank may have no rows. Only an estimator of
-    :func:`per_group` may lack rows of samples: those whose advantage is 0.
+    :func:`from_scalars` or :func:`per_group` may lack rows of samples: those whose advantage is 0.
 
     ``scores.old_by_row()`` returns the log-probabilities under the weights before the batch, float32 (L,) in nats, of
     each row of ``rows``; 0 except at the model's tokens. It raises ValueError unless the estimator declares
@@ -68,7 +72,7 @@ class AdvantageInputs:
     @cached_property
     def lengths_N(self) -> NDArray[np.int64]:
         """Number of the model's tokens in each sample."""
-        return np.asarray([sample.response_tokens for sample in self.samples], dtype=np.int64)
+        return lengths_of(self.samples)
 
     @cached_property
     def groups_N(self) -> NDArray[np.int64]:
@@ -93,10 +97,24 @@ def per_batch(function: Callable[[AdvantageInputs], Floats]) -> Estimator:
     return estimate
 
 
-class GroupEstimator:
-    """An estimator whose advantages depend on nothing but the rewards of each group; see :func:`per_group`."""
+@dataclass(frozen=True)
+class Scalars:
+    """What is known of a batch before its tokens are fetched; the same on all ranks."""
 
-    def __init__(self, function: Callable[[Floats], Floats]) -> None:
+    rewards_N: Floats
+    lengths_N: NDArray[np.int64]  # the model's tokens
+    groups_N: NDArray[np.int64]  # number of the group, from 0 in order of appearance
+
+    def by_group(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the indices of each group's members, in the order of the batch."""
+        order = np.argsort(self.groups_N, kind="stable")
+        yield from np.split(order, np.flatnonzero(np.diff(self.groups_N[order])) + 1)
+
+
+class ScalarEstimator:
+    """An estimator whose advantages depend on nothing but scalars of the batch; see :func:`from_scalars`."""
+
+    def __init__(self, function: Callable[[Scalars], Floats]) -> None:
         self._function = function
         functools.update_wrapper(self, function)
 
@@ -111,29 +129,49 @@ class GroupEstimator:
         Raises:
             ValueError: the function returned an array of another shape.
         """
-        rewards_N, groups_N = rewards_of(samples), group_numbers(samples)
-        advantages_N = np.empty_like(rewards_N)
-        by_group = np.argsort(groups_N, kind="stable")
-        for members in np.split(by_group, np.flatnonzero(np.diff(groups_N[by_group])) + 1):
-            advantages_G = np.asarray(self._function(rewards_N[members]))
+        scalars = Scalars(rewards_of(samples), lengths_of(samples), group_numbers(samples))
+        advantages_N = np.asarray(self._function(scalars), dtype=np.float64)
+        if advantages_N.shape != (len(samples),):
+            raise ValueError(f"it returned an array of shape {advantages_N.shape} for {len(samples)} samples")
+        return advantages_N
+
+
+def from_scalars(function: Callable[[Scalars], Floats]) -> ScalarEstimator:
+    """Make an estimator from a function that maps :class:`Scalars` to one advantage for each sample, (N,).
+
+    These advantages are known before any token is fetched. So a sample whose advantage is 0 is not trained, if the
+    objective is declared ``zero_without_advantage``.
+    """
+    return ScalarEstimator(function)
+
+
+def per_group(function: Callable[[Floats], Floats]) -> ScalarEstimator:
+    """Make an estimator from a function that maps the rewards of a group, (G,), to its members' advantages, (G,).
+
+    As for :func:`from_scalars`, these advantages are known before any token is fetched.
+    """
+
+    @functools.wraps(function)
+    def of_batch(scalars: Scalars) -> Floats:
+        advantages_N = np.empty_like(scalars.rewards_N)
+        for members in scalars.by_group():
+            advantages_G = np.asarray(function(scalars.rewards_N[members]))
             if advantages_G.shape != members.shape:
                 raise ValueError(f"it returned an array of shape {advantages_G.shape} for a group of {len(members)}")
             advantages_N[members] = advantages_G
         return advantages_N
 
-
-def per_group(function: Callable[[Floats], Floats]) -> GroupEstimator:
-    """Make an estimator from a function that maps the rewards of a group, (G,), to its members' advantages, (G,).
-
-    These advantages are known before any token is fetched. So a sample whose advantage is 0 is not trained, if the
-    objective is declared ``zero_without_advantage``.
-    """
-    return GroupEstimator(function)
+    return ScalarEstimator(of_batch)
 
 
 def rewards_of(samples: Sequence[BatchSample]) -> Floats:
     """Return the reward of each sample (N,)."""
     return np.asarray([sample.reward for sample in samples], dtype=np.float64)
+
+
+def lengths_of(samples: Sequence[BatchSample]) -> NDArray[np.int64]:
+    """Return the number of the model's tokens in each sample (N,)."""
+    return np.asarray([sample.response_tokens for sample in samples], dtype=np.int64)
 
 
 def group_numbers(samples: Sequence[BatchSample]) -> NDArray[np.int64]:

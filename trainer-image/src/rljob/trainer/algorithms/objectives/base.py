@@ -1,9 +1,9 @@
 """Interface of objectives: from log-probabilities and advantages to the value to maximise at each token.
 
 ``spec.algorithm.objective`` names a built-in objective or ``module:function`` of a user's package. An objective is
-called once per microbatch with :class:`ObjectiveInputs` and returns an :class:`Objective`. At positions outside
-``mask_BK`` the log-probabilities and advantages are 0. Values that an objective returns there are ignored: they may be
-nan, and no gradient flows from them.
+called once per microbatch with :class:`ObjectiveInputs` and returns an :class:`Objective`. A row is a whole sample. At
+positions outside ``mask_BK`` the log-probabilities, advantages and turns are 0. Values that an objective returns there
+are ignored: they may be nan, and no gradient flows from them.
 
 Shapes: B rows of a microbatch, K positions of a row that may hold the model's tokens.
 """
@@ -30,6 +30,9 @@ class ObjectiveInputs:
     behavior_BK: Tensor  # of the engine when the token was sampled
     advantages_BK: Tensor
     mask_BK: Tensor  # True at the model's tokens
+    rewards_B: Tensor  # of the samples, as the advantage saw them
+    turns_BK: Tensor  # number of the turn of each token, from 0
+    turns: int  # largest number of turns of a row
     algorithm: Algorithm  # resolved: clips and other settings
 
     @property
@@ -47,6 +50,11 @@ class ObjectiveInputs:
     def denominator_BK(self) -> Tensor:
         """Log-probabilities that ``algorithm.ratio`` names as the denominator of the ratio."""
         return self.behavior_BK if self.algorithm.ratio == "behavior" else self.old_BK
+
+    @property
+    def log_ratio_BK(self) -> Tensor:
+        """Log of the probability ratio, with the gradient of ``logprobs_BK``, clamped to ±20."""
+        return (self.logprobs_BK - self.denominator_BK.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 @dataclass(frozen=True)

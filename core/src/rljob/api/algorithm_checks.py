@@ -1,0 +1,79 @@
+"""Refuses algorithms that learn nothing, correct twice, or have fields that no chosen function reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pydantic.alias_generators import to_camel
+
+from rljob.api.algorithm import Algorithm
+from rljob.api.algorithm_presets import READERS, ZERO_FOR_ONE_SAMPLE, chosen, is_read
+
+if TYPE_CHECKING:
+    from rljob.api.models import RLJobSpec
+
+BOUNDS = (
+    ("correction_floor", "correction_cap"),
+    ("mask_geometric_below", "mask_geometric_above"),
+    ("difficulty_above", "difficulty_below"),
+)
+"""Fields of a lower and an upper bound."""
+
+
+def algorithm_problems(spec: RLJobSpec) -> Iterator[str]:
+    """Yield one ``field: sentence`` for each meaningless combination."""
+    algorithm, samples = spec.algorithm, spec.training.samples_per_prompt
+    minibatches = algorithm.minibatches or 1
+    if minibatches > spec.training.prompts_per_step * samples:
+        yield (
+            f"algorithm.minibatches: {minibatches} is more than the {spec.training.prompts_per_step * samples} samples "
+            "of a batch; lower it"
+        )
+    if samples == 1 and chosen(algorithm, "group_filter") == "nonconstant":
+        yield (
+            "algorithm.groupFilter: with training.samplesPerPrompt 1 every group is constant and would be rejected; "
+            "use none, or more samples"
+        )
+    advantage = chosen(algorithm, "advantage")
+    if samples == 1 and advantage in ZERO_FOR_ONE_SAMPLE:
+        yield (
+            f"training.samplesPerPrompt: 1 makes every advantage of algorithm.advantage {advantage} 0, so nothing is "
+            "learned; set at least 2, or another algorithm.advantage"
+        )
+    yield from _mismatch(algorithm)
+    yield from _unread(algorithm)
+    for low, high in BOUNDS:
+        least, most = chosen(algorithm, low), chosen(algorithm, high)
+        if is_read(algorithm, low) and least is not None and most is not None and least >= most:
+            yield f"algorithm.{to_camel(low)}: {least:g} is not below {to_camel(high)}, {most:g}; lower it"
+    for task in spec.tasks:
+        if algorithm.overlong_buffer is not None and algorithm.overlong_buffer >= task.sampling.max_tokens:
+            yield (
+                f"algorithm.overlongBuffer: {algorithm.overlong_buffer} is not below sampling.maxTokens of task "
+                f"{task.name}, {task.sampling.max_tokens}; lower it"
+            )
+
+
+def _mismatch(algorithm: Algorithm) -> Iterator[str]:
+    correction = chosen(algorithm, "correction")
+    if correction != "none" and chosen(algorithm, "ratio") == "behavior":
+        yield (
+            f"algorithm.correction: {correction} with ratio behavior weights the mismatch between engine and trainer "
+            "twice; set correction: none, or ratio: proximal"
+        )
+    if algorithm.dual_clip is not None and 0 < algorithm.dual_clip <= 1:
+        yield f"algorithm.dualClip: must be more than 1, or 0 for no bound, not {algorithm.dual_clip:g}"
+
+
+def _unread(algorithm: Algorithm) -> Iterator[str]:
+    """Yield one sentence for each field that the user set and no chosen function reads."""
+    if algorithm.overlong_penalty is not None and algorithm.overlong_buffer is None:
+        yield "algorithm.overlongPenalty: has no effect without overlongBuffer; set it, or remove overlongPenalty"
+    for field, (function, readers) in READERS.items():
+        value = getattr(algorithm, field)
+        if value is not None and not (field == "dual_clip" and value == 0) and not is_read(algorithm, field):
+            yield (
+                f"algorithm.{to_camel(field)}: the {function} {chosen(algorithm, function)} does not read it; remove "
+                f"it, or set {function} to {' or '.join(readers)}"
+            )

@@ -1,0 +1,226 @@
+"""Loss and gradient of every algorithm in float64 against the reference, and what masks and corrections may change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from algorithm_references import Tokens, loss_and_gradient, weight
+
+from rljob.api.algorithm import Algorithm
+from rljob.api.algorithm_presets import MASKS, PRESETS, fill
+from rljob.api.extensions import AGGREGATIONS, CORRECTIONS, OBJECTIVES
+from rljob.trainer.algorithms.needs import load_function
+from rljob.trainer.backends.base import Output
+from rljob.trainer.batch import Microbatch, MicrobatchInputs
+from rljob.trainer.metrics import TokenStatistics
+from rljob.trainer.process_group import World
+from rljob.trainer.step import PolicyLoss
+
+EXACT = {"rtol": 1e-12, "atol": 1e-15}
+LEVELS = ("token", "segment", "sequence", "geometric")
+MASKED: dict[str, float] = {
+    "mask_geometric_below": 0.95,
+    "mask_geometric_above": 1.05,
+    "veto_below": 0.5,
+    "mask_probability_gap": 0.1,
+    "mask_negative_kl": 0.1,
+}
+
+
+def algorithm(**fields: Any) -> Algorithm:
+    """Return a resolved algorithm."""
+    made = Algorithm.model_validate(fields)
+    fill(made)
+    return made
+
+
+def make_tokens(seed: int = 0) -> Tokens:
+    """Return a minibatch of samples of one to three turns in which every clip, cap and mask holds somewhere."""
+    generator = np.random.default_rng(seed)
+    lengths = [1, 3, 4, 6, 9, 12]
+    now = [(-2.5 * generator.random(n) - 0.05).tolist() for n in lengths]
+    old = [(np.array(sample) + 0.3 * generator.standard_normal(len(sample))).tolist() for sample in now]
+    engine = [(np.array(sample) + 0.4 * generator.standard_normal(len(sample))).tolist() for sample in old]
+    now[3][2], old[3][2], engine[3][2] = -0.1, -2.3, -2.4  # a large ratio, with a negative advantage
+    signs = [1, -1, 1, -1, 1, -1]
+    advantages = [(s * (0.5 + generator.random(n))).tolist() for s, n in zip(signs, lengths, strict=True)]
+    turns = [np.sort(generator.integers(0, 3, n)).tolist() for n in lengths]
+    return Tokens(now, old, engine, advantages, turns, [1.0, 0.0, 0.5, 0.0, 1.0, -1.0], [20, 20, 20, 30, 30, 30])
+
+
+def rows_of(values: list[list[Any]], masks: list[list[bool]], outside: float) -> torch.Tensor:
+    """Return the values at the masked positions of rows; ``outside`` elsewhere."""
+    rows_BK = np.full((len(masks), len(masks[0])), outside)
+    for b, mask in enumerate(masks):
+        rows_BK[b, np.flatnonzero(mask)] = values[b]
+    return torch.from_numpy(rows_BK)
+
+
+def masks_of(tokens: Tokens, padding: int) -> list[list[bool]]:
+    """Return masks with an observation before each later turn, padded on the right."""
+    masks: list[list[bool]] = []
+    for turns in tokens.turns:
+        masks.append([])
+        for t in range(len(turns)):
+            masks[-1] += [False, False] * (t > 0 and turns[t] != turns[t - 1]) + [True]
+    longest = max(map(len, masks)) + padding
+    return [mask + [False] * (longest - len(mask)) for mask in masks]
+
+
+def run(
+    made: Algorithm, tokens: Tokens, parts: list[list[int]] | None = None, padding: int = 0, outside: float = np.nan
+) -> tuple[float, list[list[float]], TokenStatistics]:
+    """Return loss, gradient by each log-probability and statistics of the trainer's own loss.
+
+    Args:
+        made: the algorithm.
+        tokens: the minibatch.
+        parts: samples of each microbatch; by default one has all.
+        padding: positions added to each row.
+        outside: log-probability at positions that are not of the model.
+    """
+    samples = len(tokens.now)
+    aggregation = load_function(made, "aggregation")
+    weights = aggregation(np.array([len(sample) for sample in tokens.now]), np.array(tokens.limits))
+    statistics = TokenStatistics(torch.device("cpu"))
+    inputs, outputs, old, masks = [], [], [], masks_of(tokens, padding)
+    for part in parts or [list(range(samples))]:
+        own = [masks[n] for n in part]
+
+        def rows(values: list[list[Any]], at: float = 0.0, part: list[int] = part, own: Any = own) -> torch.Tensor:
+            return rows_of([values[n] for n in part], own, at)
+
+        mask_BK, none = torch.tensor(own), torch.zeros(0)
+        microbatch = Microbatch(mask_BK.long(), none, none, mask_BK, rows(tokens.engine), none, 1)
+        of = {name: torch.tensor([values[n] for n in part]) for name, values in (("w", weights), ("r", tokens.rewards))}
+        current = torch.zeros(len(part), dtype=torch.bool)
+        turns_BK, turns = rows(tokens.turns).long(), 1 + max(max(tokens.turns[n]) for n in part)
+        made_inputs = MicrobatchInputs(part, microbatch, 0, of["w"], of["r"], turns_BK, turns, current)
+        made_inputs.advantages_BK = rows(tokens.advantages)
+        inputs.append(made_inputs)
+        outputs.append(rows(tokens.now, outside).requires_grad_())
+        old.append(rows(tokens.old, outside))
+    loss = PolicyLoss(inputs, old, False, made, statistics)
+    total = torch.stack([loss(i, Output(output)) for i, output in enumerate(outputs)]).sum()
+    assert loss.error is None
+    total.backward()
+    gradient: list[list[float]] = [[] for _ in range(samples)]
+    for part, output in zip(parts or [list(range(samples))], outputs, strict=True):
+        for b, n in enumerate(part):
+            mask_K = np.array(masks[n])
+            assert (output.grad[b][~mask_K] == 0).all()
+            gradient[n] = output.grad[b][mask_K].tolist()
+    return float(total.detach()), gradient, statistics
+
+
+def compare(made: Algorithm, tokens: Tokens) -> None:
+    loss, gradient, _ = run(made, tokens)
+    expected, derivative = loss_and_gradient(made, tokens)
+    np.testing.assert_allclose(loss, expected, **EXACT)
+    np.testing.assert_allclose(np.concatenate(gradient), np.concatenate(derivative), **EXACT)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("preset", PRESETS)
+def test_loss_and_gradient_of_every_preset_equal_the_reference(preset, seed):
+    compare(algorithm(preset=preset), make_tokens(seed))
+
+
+@pytest.mark.parametrize("ratio", ["behavior", "proximal"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_loss_and_gradient_of_every_objective_equal_the_reference(objective, ratio):
+    compare(algorithm(objective=objective, ratio=ratio, correction="none"), make_tokens())
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("correction", [name for name in CORRECTIONS if name != "none"])
+def test_loss_and_gradient_of_every_correction_and_aggregation_equal_the_reference(correction, level, aggregation):
+    compare(algorithm(correction=correction, correctionLevel=level, aggregation=aggregation), make_tokens())
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_mask_removes_the_gradient_of_its_tokens_and_changes_no_other(mask, aggregation):
+    tokens = make_tokens()
+    plain = algorithm(aggregation=aggregation, correction="none", dualClip=0, clipLow=0.99, clipHigh=10)
+    masked = plain.model_copy(update={mask: MASKED[mask]})
+    compare(masked, tokens)
+    _, before, _ = run(plain, tokens)
+    _, after, statistics = run(masked, tokens)
+    hidden = [[weight(masked, tokens, n, t) == 0 for t in range(len(own))] for n, own in enumerate(tokens.now)]
+    flat = np.concatenate(hidden)
+    assert flat.any() and not flat.all()
+    np.testing.assert_array_equal(np.concatenate(after), np.where(flat, 0, np.concatenate(before)))
+    assert np.concatenate(before)[flat].all()
+    world = World(0, 1, torch.device("cpu"), None, dp_rank=0, dp_size=1)
+    assert statistics.metrics(world, 1)["masked_fraction"] == pytest.approx(flat.mean())
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_microbatches_order_padding_and_nan_outside_the_mask_change_nothing(preset):
+    made, tokens = algorithm(preset=preset), make_tokens()
+    loss, gradient, _ = run(made, tokens)
+    for parts in ([[0], [1], [2], [3], [4], [5]], [[5, 2], [0, 4, 1], [3]]):
+        for padding, outside in ((0, 0.0), (7, np.nan), (7, 1e30)):
+            other, changed, _ = run(made, tokens, parts, padding, outside)
+            np.testing.assert_allclose(other, loss, **EXACT)
+            np.testing.assert_allclose(np.concatenate(changed), np.concatenate(gradient), **EXACT)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_a_sample_of_zero_advantage_has_no_gradient_but_counts_in_denominators(aggregation):
+    """Mistakes 10 and 13: samples that are dropped from, or copied into, the denominator."""
+    tokens = make_tokens()
+    tokens = replace(tokens, advantages=[[0.0], *tokens.advantages[1:]])
+    made = algorithm(aggregation=aggregation)
+    _, gradient, _ = run(made, tokens)
+    assert gradient[0] == [0.0]
+    _, alone, _ = run(made, tokens.without(0))
+    factor = {"token_mean": 34 / 35}.get(aggregation, 5 / 6)
+    np.testing.assert_allclose(np.concatenate(gradient[1:]), factor * np.concatenate(alone), **EXACT)
+
+
+@pytest.mark.parametrize("objective", ["gspo", "topr"])
+def test_a_ratio_of_a_sample_does_not_grow_with_its_length(objective):
+    """Mistake 12: 1.1 for each of 100 tokens is a sequence ratio of 14,000."""
+    near = [[np.log(0.5)] * 100]
+    tokens = Tokens([[np.log(0.55)] * 100], near, near, [[-1.0] * 100], [[0] * 100], [0.0], [100])
+    _, gradient, statistics = run(algorithm(preset=objective, aggregation="seq_mean_token_sum", dualClip=0), tokens)
+    assert max(map(abs, gradient[0])) <= 1.1 + 1e-9
+    assert float(statistics.largest[1]) == pytest.approx({"gspo": 1.1, "topr": 1.1**100}[objective], rel=1e-6)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_one_update_per_batch_is_on_policy_against_proximal_and_off_policy_against_behavior(objective):
+    """With l = l_old the gradient against proximal is that of A·l; mistake 8: against behavior the clip still works."""
+    tokens = make_tokens()
+    tokens = replace(tokens, old=tokens.now, rewards=[1.0] * 6)
+    made = algorithm(objective=objective, correction="none", aggregation="seq_mean_token_sum")
+    _, gradient, statistics = run(made, tokens)
+    np.testing.assert_allclose(np.concatenate(gradient), -np.concatenate(tokens.advantages) / 6, **EXACT)
+    world = World(0, 1, torch.device("cpu"), None, dp_rank=0, dp_size=1)
+    assert statistics.metrics(world, 1)["clip_fraction"] == 0
+    made = made.model_copy(update={"ratio": "behavior"})
+    _, behavior, statistics = run(made, replace(tokens, rewards=[0.0] * 6))
+    if objective not in ("raft_pp", "sapo", "kimi", "gspo"):  # positive samples only; no clip; a mean hardly differs
+        assert statistics.metrics(world, 1)["clip_fraction"] > 0
+    assert objective in ("kimi",) or not np.allclose(np.concatenate(behavior), np.concatenate(gradient))
+
+
+def test_weights_are_the_used_ones_and_carry_no_gradient():
+    """Mistake 5: weights that are announced as capped and used without the cap, or not detached."""
+    tokens = make_tokens()
+    tokens = replace(tokens, old=tokens.now)
+    made = algorithm(correction="tis", correctionCap=1.2, aggregation="seq_mean_token_sum")
+    _, gradient, statistics = run(made, tokens)
+    rho = np.exp(np.concatenate(tokens.now) - np.concatenate(tokens.engine))
+    assert (rho > 1.2).any()
+    expected = np.minimum(rho, 1.2)
+    np.testing.assert_allclose(np.concatenate(gradient), -expected * np.concatenate(tokens.advantages) / 6, **EXACT)
+    world = World(0, 1, torch.device("cpu"), None, dp_rank=0, dp_size=1)
+    assert statistics.metrics(world, 1)["correction_mean"] == pytest.approx(expected.mean())
