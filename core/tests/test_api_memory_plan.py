@@ -133,6 +133,18 @@ def test_the_plan_of_7b_with_adapters_on_one_gpu():
     assert two.checkpoint.device == state // 2 + 3_269_984_256 + merged + 8 * trained + copy
 
 
+def test_an_offloaded_optimizer_is_planned_on_the_host():
+    on_device, offloaded = (
+        plan_memory(MODELS["7B"], SETTINGS),
+        plan_memory(MODELS["7B"], replace(SETTINGS, offload=True)),
+    )
+    moments, on_host = 15_231_233_024, 30_462_466_048  # 8 and 16 bytes a parameter / 4
+    assert offloaded.load == on_device.load
+    for phase in ("step", "update", "checkpoint"):
+        before, after = on_device.phases[phase], offloaded.phases[phase]
+        assert (before.device - after.device, after.host - before.host) == (moments, on_host), phase
+
+
 def test_the_microbatch_is_the_largest_that_fits():
     cases = (("1.5B", 1, "none", "device"), ("7B", 4, "none", "device"), ("32B", 16, "layer", "host"))
     for name, ranks, recompute, wire in cases:
@@ -211,8 +223,12 @@ def test_what_cannot_fit_is_refused_with_field_and_remedy(spec):
     (states,) = problems(spec())
     assert states == (
         "spec.trainer.processesPerNode: the phase step of 7,615,616,512 parameters needs 169.6 GiB on a GPU, and the "
-        "GPU has 79.6 GiB; use at least 5 processes"
+        "GPU has 79.6 GiB; use at least 5 processes, or set spec.trainer.recompute: layer, spec.weightSync.transport: "
+        "gloo and spec.trainer.optimizer.offload: true"
     )
+    (moments,) = problems(spec(processesPerNode=3, recompute="layer"), memory=44 << 30)
+    assert moments.endswith(" processes, or set spec.trainer.optimizer.offload: true")
+    assert problems(spec(processesPerNode=3, recompute="layer", optimizer={"offload": True}), memory=44 << 30) == []
     (sample,) = problems(spec(processesPerNode=4, length=9000))
     assert sample == (
         "spec.rollouts[0].maxModelLength: training on a sample of 9000 tokens needs 103.3 GiB on a GPU, and each of 4 "

@@ -24,6 +24,8 @@ import torch
 from coordinator.tests import world as coordinator_world
 from rljob.api.extensions import BACKENDS, load
 from rljob.api.job_status import Progress
+from rljob.api.memory_checks import describe_plan
+from rljob.api.model_shape import ModelShape
 from rljob.api.models import RLJob
 from rljob.cli.options import default_directory
 from rljob.coordinator import serve
@@ -421,6 +423,12 @@ def trained(job: RLJob, storage: Path) -> Any:
     finally:
         leave_world()
         torch.use_deterministic_algorithms(False)
+
+
+def planned(job: RLJob, storage: Path) -> list[str]:
+    """Return the memory plan of the trainer on a GPU."""
+    model = ModelShape(32_000, 1024, 4096, 16, 16, 4, 64)
+    return describe_plan(job.spec, model, 80 << 30)
 
 
 def saved_for_backward(job: RLJob, storage: Path) -> int:

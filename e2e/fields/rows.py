@@ -236,6 +236,7 @@ ROWS: dict[str, Outcome] = {
     "spec.trainer.optimizer.weightDecay": Shows(c.trained, 1.0, given(trainer__optimizer__learningRate=1e-2)),
     "spec.trainer.optimizer.maxGradNorm": Shows(c.trained, 1e-3, given(trainer__optimizer__epsilon=1e-2)),
     "spec.trainer.optimizer.warmupSteps": Shows(c.trained, 10),
+    "spec.trainer.optimizer.offload": Shows(c.planned, True, given(trainer__accelerator__kind="nvidia")),
     "spec.rollouts.name": Shows(c.commands, "other"),
     "spec.rollouts.model": Changed("judge"),
     "spec.rollouts.engine": Shows(c.launched, "e2e.fakes.engine_adapter:SleepingEngine"),

@@ -42,7 +42,7 @@ def made_backend(source: Path, world: World, **settings: Any) -> FsdpBackend:
     backend = FsdpBackend(source, Trainer.model_validate({"dtype": "float32", "lora": LORA} | settings), world)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for name, local in backend._local.items():
+        for name, local in backend._optimizer.local.items():
             if name.endswith("lora_B"):
                 local.copy_(torch.randn(local.shape, generator=generator) / 4)
     return backend
@@ -87,7 +87,7 @@ def by_hand(source: Path, adapters: dict[str, torch.Tensor], layers: list[str]) 
 @pytest.mark.parametrize("recompute", ["none", "layer"])
 def test_the_gradients_are_those_of_a_plain_model_in_float64(model_directory, world, targets, recompute):
     backend = made_backend(model_directory, world, lora=LORA | {"targets": targets}, recompute=recompute)
-    adapters = {name: local.detach().clone() for name, local in backend._local.items()}
+    adapters = {name: local.detach().clone() for name, local in backend._optimizer.local.items()}
     layers = [layer for layer in LAYERS if targets is None or layer.endswith(tuple(f".{end}" for end in targets))]
     assert adapters.keys() == {f"{layer}.lora_{part}" for layer in layers for part in "AB"}
     tokens = microbatch()
@@ -123,7 +123,7 @@ def test_only_adapters_have_gradients_and_moments_and_the_model_never_changes(mo
     for name, parameter in own.items():
         assert parameter.grad is None and not parameter.requires_grad
         assert torch.equal(parameter.to_local(), stored[name])
-    trained = {id(local) for local in backend._local.values()}
+    trained = {id(local) for local in backend._optimizer.local.values()}
     assert len(trained) == 2 * len(LAYERS)
     assert {id(local) for local in backend._optimizer.state} == trained
     after = dict(backend.named_tensors())
@@ -138,7 +138,7 @@ def test_the_model_is_kept_in_the_type_of_the_forward_pass(model_directory, worl
     kinds = {(".lora_" in name, parameter.dtype) for name, parameter in backend._parameters.items()}
     assert kinds == {(False, torch.bfloat16), (True, torch.float32)}
     layer = LAYERS[0]
-    a, b = (backend._local[f"{layer}.lora_{part}"].detach() for part in "AB")
+    a, b = (backend._optimizer.local[f"{layer}.lora_{part}"].detach() for part in "AB")
     own = backend._parameters[f"{layer}.weight"].to_local().float()
     merged = dict(backend.named_tensors())
     assert torch.equal(merged[f"{layer}.weight"], torch.addmm(own, b, a, alpha=1.5))

@@ -22,7 +22,8 @@ from rljob.trainer.algorithms.needs import requires
 from rljob.trainer.algorithms.objectives.base import Objective, zero_without_advantage
 from rljob.trainer.algorithms.objectives.ppo_clip import ppo_clip
 from rljob.trainer.backends.base import OptimizerUpdate
-from rljob.trainer.backends.fsdp.backend import FsdpBackend, learning_rate
+from rljob.trainer.backends.fsdp.backend import FsdpBackend
+from rljob.trainer.backends.fsdp.sharded_adamw import learning_rate
 from rljob.trainer.batch_plan import split_minibatches
 from rljob.trainer.errors import ModelError, UnrecoverableError
 from rljob.trainer.metrics import METRICS

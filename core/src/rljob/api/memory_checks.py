@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, combinations
+from typing import Any
 
 from rljob.api.extensions import BACKENDS
 from rljob.api.memory_plan import (
@@ -26,6 +28,13 @@ from rljob.api.roles import Lora
 
 UNKNOWN_TOKENS = 4096
 """Tokens of a microbatch on a GPU for a model or a backend whose memory is not known."""
+
+SMALLER: dict[str, dict[str, Any]] = {
+    "spec.trainer.recompute: layer": {"recompute": "layer"},
+    "spec.weightSync.transport: gloo": {"wire": "host"},
+    "spec.trainer.optimizer.offload: true": {"offload": True},
+}
+"""Fields with which a step needs less memory of the device → the change of the plan's settings."""
 
 
 def longest_sample(spec: RLJobSpec) -> tuple[str, int]:
@@ -51,6 +60,7 @@ def settings_of(spec: RLJobSpec, tokens: int | None = None) -> TrainerSettings:
         recompute=trainer.recompute,
         wire="device" if spec.weight_sync.transport == "nccl" else "host",
         adapters=_adapters(trainer.lora),
+        offload=trainer.optimizer.offload and trainer.accelerator.kind == "nvidia",
     )
 
 
@@ -104,14 +114,7 @@ def trainer_problems(spec: RLJobSpec, model: ModelShape, device_bytes: int) -> I
     phase, peak = max(plan.phases.items(), key=lambda entry: entry[1].device)
     gpus = f"each of {settings.ranks} GPUs has" if settings.ranks > 1 else "the GPU has"
     sentence = f"{format_gib(peak.device)} on a GPU, and {gpus} {format_gib(device_bytes)}"
-    layer, gloo = "spec.trainer.recompute: layer", "spec.weightSync.transport: gloo"
-    smaller = {
-        layer: replace(settings, recompute="layer"),
-        gloo: replace(settings, wire="host"),
-        f"{layer} and {gloo}": replace(settings, recompute="layer", wire="host"),
-    }
-    fitting = (fields for fields, changed in smaller.items() if plan_memory(model, changed).device <= device_bytes)
-    less = f", or set {fields}" if (fields := next(fitting, "")) else ""
+    less = f", or set {fields}" if (fields := _fields_that_help(model, settings, device_bytes)) else ""
     if phase != "step" or not most:
         ranks = fewest_ranks(model, settings_of(spec, longest), device_bytes)
         remedy = f"use at least {ranks} processes" if ranks is not None else "choose a smaller model"
@@ -129,6 +132,15 @@ def trainer_problems(spec: RLJobSpec, model: ModelShape, device_bytes: int) -> I
             f"spec.trainer.microbatchTokens: a microbatch of {settings.tokens} tokens needs {sentence}, where {most} "
             f"tokens fit; lower it, or remove it{less}"
         )
+
+
+def _fields_that_help(model: ModelShape, settings: TrainerSettings, device_bytes: int) -> str:
+    """Return the fewest fields, with values, with which the same ranks and tokens fit a device; empty if none do."""
+    for fields in chain.from_iterable(combinations(SMALLER, number) for number in range(1, len(SMALLER) + 1)):
+        changed = replace(settings, **{name: value for field in fields for name, value in SMALLER[field].items()})
+        if plan_memory(model, changed).device <= device_bytes:
+            return f"{', '.join(fields[:-1])} and {fields[-1]}" if len(fields) > 1 else fields[0]
+    return ""
 
 
 def engine_problems(spec: RLJobSpec, model: ModelShape, device_bytes: int) -> Iterator[str]:

@@ -61,7 +61,7 @@ class TrainerSettings:
     ``ranks``: data-parallel ranks that share the parameters. ``tokens``: padded tokens of the largest microbatch, which
     is at least the longest sample. ``recompute``: ``layer`` keeps only the input of each layer for the backward pass.
     ``wire``: where the copy of the weights is while it is sent; ``device`` with NCCL. ``adapters``: what is trained
-    instead of the model.
+    instead of the model. ``offload``: moments and AdamW are on the host.
     """
 
     ranks: int
@@ -71,6 +71,7 @@ class TrainerSettings:
     recompute: Recompute = "none"
     wire: Literal["device", "host"] = "host"
     adapters: AdapterSettings | None = None
+    offload: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,10 @@ def plan_memory(model: ModelShape, settings: TrainerSettings) -> MemoryPlan:
     """Return the peaks of a rank."""
     trained = _trained_parameters(model, settings)
     masters = _share(_weight_bytes(model, settings), settings)
-    state = masters + _share(2 * FLOAT32 * trained, settings)
+    state = masters + _moments(trained, settings)
     device_copy, host_copy = _sent_copy(model, settings, "device"), _sent_copy(model, settings, "host")
+    if settings.offload:  # copies of the weights, moments and gradients
+        host_copy += _share(4 * FLOAT32 * trained, settings)
     gathered = 0 if settings.ranks == 1 else 2 * FLOAT32 * model.largest_parameter
     rows = _share(FLOAT32 * model.largest_parameter, settings)
     packed = settings.bucket_bytes + DTYPE_BYTES[settings.dtype] * model.largest_parameter
@@ -155,7 +158,7 @@ def step_bytes(model: ModelShape, settings: TrainerSettings) -> int:
     """Return the peak on the device of the forward and backward passes and of the optimizer, while weights are sent."""
     size, tokens, trained = DTYPE_BYTES[settings.dtype], settings.tokens, _trained_parameters(model, settings)
     adapters = 0 if settings.adapters is None else settings.adapters.block_parameters(model)
-    state = _share(_weight_bytes(model, settings) + 2 * FLOAT32 * trained, settings)
+    state = _share(_weight_bytes(model, settings), settings) + _moments(trained, settings)
     gradients = _share(FLOAT32 * trained, settings)
     block, root = size * (model.block_parameters + adapters), size * model.root_parameters
     layer = layer_bytes(model, settings.dtype, settings.adapters)
@@ -173,7 +176,13 @@ def step_bytes(model: ModelShape, settings: TrainerSettings) -> int:
     of_layer = again + working + (size + FLOAT32) * (adapters or model.block_parameters)
     passes = in_passes + parameters + kept + max(_output_bytes(model, settings), of_layer)
     # AdamW has temporary tensors over all parameters at once.
-    return state + _sent_copy(model, settings, "device") + max(passes, 2 * gradients)
+    of_optimizer = gradients if settings.offload else 2 * gradients
+    return state + _sent_copy(model, settings, "device") + max(passes, of_optimizer)
+
+
+def _moments(trained: int, settings: TrainerSettings) -> int:
+    """Return the bytes of AdamW's moments on the device."""
+    return 0 if settings.offload else _share(2 * FLOAT32 * trained, settings)
 
 
 def _trained_parameters(model: ModelShape, settings: TrainerSettings) -> int:

@@ -112,6 +112,9 @@ class Optimizer(Model):
     """The global gradient norm is clipped to this."""
     warmup_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Steps over which the learning rate rises linearly from 0."""
+    offload: bool = False
+    """Keep the moments, and a copy of the trained weights, in the memory of the host, and compute AdamW there. It saves
+    8 bytes per trained parameter on the GPUs and takes longer. No effect on a CPU, whose memory is the host's."""
 
 
 class Lora(Model):

@@ -1,0 +1,140 @@
+"""AdamW on the shards of this rank, with moments on the device or in the memory of the host.
+
+AdamW is elementwise, so it runs on plain local shards. Moments are saved and loaded as whole tensors, so a checkpoint
+does not depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from rljob.api.roles import Optimizer
+from rljob.trainer.backends.base import OptimizerUpdate
+from rljob.trainer.checkpoint import read_optimizer_tensor, read_state
+from rljob.trainer.process_group import World
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class ShardedAdamW:
+    """The optimizer of this rank.
+
+    Args:
+        parameters: sharded float32 parameters that are trained, by name.
+        settings: of the job.
+        world: the ranks.
+    """
+
+    def __init__(self, parameters: Mapping[str, DTensor], settings: Optimizer, world: World) -> None:
+        self._parameters, self._settings, self._world = parameters, settings, world
+        self._offloads = settings.offload and is_apart(world.device)
+        self.local = {name: torch.nn.Parameter(self._placed(p.to_local())) for name, p in parameters.items()}
+        """What AdamW changes: the shards, or with offload copies of them in the memory of the host."""
+        self._adamw = torch.optim.AdamW(
+            list(self.local.values()),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+            foreach=not self._offloads,  # the same operations; foreach needs temporary tensors over all parameters
+        )
+        self.state = self._adamw.state
+        self.updates = 0  # also AdamW's step count
+
+    def _placed(self, shard: Tensor) -> Tensor:
+        """Return a shard where AdamW computes: the shard itself, or a copy on the host."""
+        return shard.detach().to("cpu", copy=True) if self._offloads else shard
+
+    def update(self, step: int) -> OptimizerUpdate:
+        """Clip the gradient and apply AdamW; see :meth:`Backend.update`. The caller clears the gradients of the model.
+
+        Args:
+            step: training step, for the warm-up.
+        """
+        gradients = {
+            name: cast(DTensor, parameter.grad).to_local()
+            for name, parameter in self._parameters.items()
+            if parameter.grad is not None
+        }
+        norm = self._clip(list(gradients.values()))
+        rate = learning_rate(self._settings, step)
+        finite = math.isfinite(norm)  # of all ranks, so all take the same branch
+        if finite:
+            for name, gradient in gradients.items():
+                self.local[name].grad = self._placed(gradient)
+            self._adamw.param_groups[0]["lr"] = rate
+            self._adamw.step()
+            self.updates += 1
+            self._copy_back()
+        self._adamw.zero_grad()
+        return OptimizerUpdate(norm, rate, skipped=not finite)
+
+    def _copy_back(self) -> None:
+        if self._offloads:
+            with torch.no_grad():
+                for name, parameter in self._parameters.items():
+                    parameter.to_local().copy_(self.local[name])
+
+    def _clip(self, gradients: list[Tensor]) -> float:
+        norms = torch._foreach_norm([gradient.float() for gradient in gradients])
+        norm = float(self._world.sum_over_data(torch.stack(norms).square().sum()).sqrt())
+        if norm > self._settings.max_grad_norm:
+            torch._foreach_mul_(gradients, self._settings.max_grad_norm / (norm + 1e-6))
+        return norm
+
+    def named_state(self, moment: str) -> Iterator[tuple[str, DTensor]]:
+        """Yield one of MOMENTS of each parameter, by the parameter's name, sharded on the device."""
+        for name, parameter in self._parameters.items():
+            local = self.local[name]
+            state = self.state.get(local)
+            yield name, _like(parameter, torch.zeros_like(local) if state is None else state[moment])
+
+    def load(self, checkpoint: Path) -> None:
+        """Load the moments and the number of updates of a checkpoint."""
+        self.updates = read_state(checkpoint).updates
+        for name, parameter in self._parameters.items():
+            moments = {m: self._placed(read_shard(checkpoint, f"{m}.{name}", parameter)) for m in MOMENTS}
+            count = torch.tensor(float(self.updates), dtype=torch.float32)
+            self.state[self.local[name]] = {"step": count, **moments}
+
+    def assign(self, name: str, shard: Tensor) -> None:
+        """Set this rank's shard of a parameter."""
+        with torch.no_grad():
+            self.local[name].copy_(shard)
+        self._copy_back()
+
+
+def is_apart(device: torch.device) -> bool:
+    """Return whether the memory of the host is another one than that of the device."""
+    return device.type != "cpu"
+
+
+def learning_rate(settings: Optimizer, step: int) -> float:
+    """Return the learning rate of a 0-based training step: linear warm-up, then constant."""
+    return settings.learning_rate * min(1.0, (step + 1) / max(1, settings.warmup_steps))
+
+
+def read_shard(checkpoint: Path, name: str, parameter: DTensor) -> Tensor:
+    """Return this rank's rows of a tensor of a checkpoint's optimizer that has the shape of ``parameter``."""
+    whole = read_optimizer_tensor(checkpoint, name).to(parameter.device)
+    # Every rank has read the file, so no rank sends.
+    sharded = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return sharded.to_local()
+
+
+def _like(parameter: DTensor, local: Tensor) -> DTensor:
+    return DTensor.from_local(
+        local.to(parameter.device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
