@@ -67,6 +67,7 @@ GOOD = [
     Case("a preset whose ratio is behavior", ("spec.algorithm.preset=topr",), ""),
     Case("ratio behavior without a correction", ("spec.algorithm={ratio: behavior, correction: none}",), ""),
     Case("fields that a function of the user may read", ("spec.algorithm={objective: 'mine:f', gatePositive: 2}",), ""),
+    Case("two copies of the model", ("spec.trainer={nodes: 2, processesPerNode: 3, parallelism: {replicate: 2}}",), ""),
     Case("rows of a file, a fraction held out", (_EXACT, _jsonl("heldOutFraction: 0.2")), ""),
     Case("rows of two files", (_EXACT, _jsonl("heldOutPath: 'job://other'", "heldOutFraction: 0")), ""),
     Case("braces in a prompt", ("spec.tasks[0].prompt='{{a}} {question}}} {b c:}'",), ""),
@@ -246,6 +247,11 @@ FIELDS = [
         "more minibatches than samples",
         ("spec.algorithm.minibatches=9", "spec.training.promptsPerStep=1"),
         "samples of a batch; lower it",
+    ),
+    Case(
+        "copies of the model with different numbers of processes",
+        ("spec.trainer.parallelism.replicate=2", "spec.trainer.processesPerNode=3"),
+        "every copy of the model needs the same number of processes",
     ),
     Case(
         "nonconstant groups of one sample",

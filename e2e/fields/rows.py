@@ -211,6 +211,7 @@ ROWS: dict[str, Outcome] = {
     "spec.environments.replicas.min": Changed(2),
     "spec.environments.replicas.max": Changed(2),
     "spec.trainer.backend": Changed("megatron"),
+    "spec.trainer.parallelism.replicate": Shows(c.planned, 2, given(trainer__processesPerNode=2)),
     "spec.trainer.parallelism.tensor": Changed(2),
     "spec.trainer.parallelism.pipeline": Changed(2),
     "spec.trainer.parallelism.context": Changed(2),

@@ -126,7 +126,8 @@ def resume(world: World, job: RLJob, step: Any, storage: Path, initial: Path | N
     backend = FsdpBackend(initial or checkpoint, job.spec.trainer, world)
     backend.load(checkpoint)
     held = HeldBytes()
-    held.add(list(backend._optimizer.local.values()), [list(state.values()) for state in backend._optimizer.state.values()])
+    optimizer = backend._optimizer
+    held.add(list(optimizer.local.values()), [list(state.values()) for state in optimizer.state.values()])
     with mock.patch.object(backend_module, "own_tensors", partial(own_tensors, bucket_bytes=BUCKET_BYTES)), held:
         saved = backend.save()
     loaded = {name: tensor.numpy().copy() for name, tensor in [*saved.weights.items(), *saved.optimizer.items()]}

@@ -294,6 +294,12 @@ def _settings() -> Iterator[CelRule]:
     )
     yield from _fabric()
     yield CelRule(
+        "spec.trainer",
+        "self.nodes * self.processesPerNode % self.parallelism.replicate == 0",
+        "does not divide nodes × processesPerNode; every copy of the model needs the same number of processes",
+        ".parallelism.replicate",
+    )
+    yield CelRule(
         "spec.network.egress",
         "self.policy == 'Listed' || self.to.size() == 0",
         "policy Any allows all destinations; set policy: Listed, or remove it",

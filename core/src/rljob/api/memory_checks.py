@@ -53,7 +53,7 @@ def settings_of(spec: RLJobSpec, tokens: int | None = None) -> TrainerSettings:
     trainer = spec.trainer
     assert trainer.dtype is not None, "resolve() sets it"
     return TrainerSettings(
-        ranks=trainer.nodes * trainer.processes_per_node,
+        ranks=trainer.processes // trainer.parallelism.replicate,
         dtype=trainer.dtype,
         tokens=tokens or max(longest_sample(spec)[1], trainer.microbatch_tokens or 0),
         bucket_bytes=spec.weight_sync.bucket_bytes,
@@ -112,12 +112,14 @@ def trainer_problems(spec: RLJobSpec, model: ModelShape, device_bytes: int) -> I
     most = most_tokens(model, settings, device_bytes)
     field, longest = longest_sample(spec)
     phase, peak = max(plan.phases.items(), key=lambda entry: entry[1].device)
-    gpus = f"each of {settings.ranks} GPUs has" if settings.ranks > 1 else "the GPU has"
+    gpus = f"each of {spec.trainer.processes} GPUs has" if spec.trainer.processes > 1 else "the GPU has"
     sentence = f"{format_gib(peak.device)} on a GPU, and {gpus} {format_gib(device_bytes)}"
     less = f", or set {fields}" if (fields := _fields_that_help(model, settings, device_bytes)) else ""
     if phase != "step" or not most:
         ranks = fewest_ranks(model, settings_of(spec, longest), device_bytes)
-        remedy = f"use at least {ranks} processes" if ranks is not None else "choose a smaller model"
+        copies = spec.trainer.parallelism.replicate
+        remedy = f"use at least {ranks * copies} processes" if ranks is not None else "choose a smaller model"
+        remedy += ", or fewer copies (spec.trainer.parallelism.replicate)" if ranks is not None and copies > 1 else ""
         yield (
             f"spec.trainer.processesPerNode: the phase {phase} of {model.parameters:,} parameters needs {sentence}; "
             f"{remedy}{less}"
@@ -174,6 +176,8 @@ def describe_plan(spec: RLJobSpec, model: ModelShape, device_bytes: int) -> list
     largest = max(tokens, longest_sample(spec)[1])
     settings = settings_of(spec, largest)
     ranks = f"{settings.ranks} rank{'' if settings.ranks == 1 else 's'}"
+    if (copies := spec.trainer.parallelism.replicate) > 1:
+        ranks = f"{copies} copies of {ranks}"
     usable = f"; {USABLE:.0%} of {format_gib(device_bytes)} can be used" if on_gpu and device_bytes else ""
     lines = [
         f"memory of the trainer's first process: {model.parameters:,} parameters, {ranks}, {settings.dtype}, "

@@ -58,10 +58,10 @@ class AdapterSettings:
 class TrainerSettings:
     """What the peaks depend on besides the model.
 
-    ``ranks``: data-parallel ranks that share the parameters. ``tokens``: padded tokens of the largest microbatch, which
-    is at least the longest sample. ``recompute``: ``layer`` keeps only the input of each layer for the backward pass.
-    ``wire``: where the copy of the weights is while it is sent; ``device`` with NCCL. ``adapters``: what is trained
-    instead of the model. ``offload``: moments and AdamW are on the host.
+    ``ranks``: data-parallel ranks that share one copy of the parameters. ``tokens``: padded tokens of the largest
+    microbatch, which is at least the longest sample. ``recompute``: ``layer`` keeps only the input of each layer for
+    the backward pass. ``wire``: where the copy of the weights is while it is sent; ``device`` with NCCL.
+    ``adapters``: what is trained instead of the model. ``offload``: moments and AdamW are on the host.
     """
 
     ranks: int

@@ -130,15 +130,18 @@ class Lora(Model):
 
 
 class TrainerParallelism(Model):
-    """Model parallelism of the trainer; the remaining factor of the processes is data parallel."""
+    """How the processes share the model. Every process has its own samples."""
 
-    tensor: Annotated[int, Field(ge=1, le=1024)] = 1
+    replicate: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Copies of the model (HSDP). The processes of a copy, neighbours by rank, share it (FSDP) and exchange weights;
+    between copies only gradients are exchanged, once per update. `nodes` × `processesPerNode` must be a multiple."""
+    tensor: Annotated[int, Field(ge=1, le=1024), FieldMeta(unsupported=True)] = 1
     """Tensor parallel size."""
-    pipeline: Annotated[int, Field(ge=1, le=1024)] = 1
+    pipeline: Annotated[int, Field(ge=1, le=1024), FieldMeta(unsupported=True)] = 1
     """Pipeline parallel size."""
-    context: Annotated[int, Field(ge=1, le=1024)] = 1
+    context: Annotated[int, Field(ge=1, le=1024), FieldMeta(unsupported=True)] = 1
     """Context parallel size."""
-    expert: Annotated[int, Field(ge=1, le=1024)] = 1
+    expert: Annotated[int, Field(ge=1, le=1024), FieldMeta(unsupported=True)] = 1
     """Expert parallel size."""
 
 
@@ -147,8 +150,8 @@ class Trainer(Model):
 
     backend: Annotated[str, Extension(BACKENDS, ("megatron",))] = "fsdp"
     """`fsdp`: PyTorch FSDP2. `megatron`: Megatron Core. Or `module:class` of your own package."""
-    parallelism: Annotated[TrainerParallelism, FieldMeta(unsupported=True)] = TrainerParallelism()
-    """Model parallelism."""
+    parallelism: TrainerParallelism = TrainerParallelism()
+    """How the processes share the model."""
     nodes: Annotated[int, Field(ge=1, le=1024)] = 1
     """Pods of the trainer."""
     processes_per_node: Annotated[int, Field(ge=1, le=64)] = 1
@@ -180,6 +183,11 @@ class Trainer(Model):
     that of full fine-tuning. Default: all parameters are trained."""
     optimizer: Optimizer = Optimizer()
     """The optimizer."""
+
+    @property
+    def processes(self) -> int:
+        """Processes on all nodes."""
+        return self.nodes * self.processes_per_node
 
 
 class EngineParallelism(Model):

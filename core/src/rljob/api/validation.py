@@ -34,6 +34,7 @@ def problems(spec: RLJobSpec) -> Iterator[str]:
     yield from _rollouts(spec)
     yield from _purposes(spec)
     yield from algorithm_problems(spec)
+    yield from _parallelism(spec.trainer)
     yield from _storage(spec)
     yield from _replicas(spec)
     yield from _network(spec)
@@ -206,6 +207,14 @@ def _purposes(spec: RLJobSpec) -> Iterator[str]:
         yield (
             f"rollouts[{purposes.index('evaluation')}].purpose: evaluation.engines is not dedicated; "
             "set evaluation.engines: dedicated, or purpose: training"
+        )
+
+
+def _parallelism(trainer: Trainer) -> Iterator[str]:
+    if trainer.processes % trainer.parallelism.replicate:
+        yield (
+            f"trainer.parallelism.replicate: {trainer.parallelism.replicate} does not divide the {trainer.processes} "
+            "processes (nodes × processesPerNode); every copy of the model needs the same number of processes"
         )
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -27,6 +26,7 @@ from rljob.trainer.backends.fsdp.output_layer import TargetLogprobs
 from rljob.trainer.backends.fsdp.read_weights import meta_model, read_weights
 from rljob.trainer.backends.fsdp.sharded_adamw import MOMENTS, ShardedAdamW, read_shard
 from rljob.trainer.batch import Microbatch
+from rljob.trainer.errors import ModelError
 from rljob.trainer.metrics import Stopwatch
 from rljob.trainer.process_group import World
 
@@ -51,23 +51,25 @@ class FsdpBackend:
 
     def __init__(self, source: Path, settings: Trainer, world: World) -> None:
         self.world = world
-        self._mesh = init_device_mesh(world.device.type, (world.dp_size,))
+        mesh = _mesh(world, settings.parallelism.replicate)
+        self._ranks_of_copy = mesh.size(mesh.ndim - 1)
+        self._in_first_copy = world.rank < self._ranks_of_copy
         self.dtype: torch.dtype = getattr(torch, str(settings.dtype))
         self.model, conversions = meta_model(source)
         self.vocabulary: int = self.model.config.get_text_config().vocab_size
         size = 4 * sum(parameter.numel() for parameter in self.model.parameters())
-        self._one_exchange = world.dp_size == 1 or size <= ONE_EXCHANGE_BYTES
+        self._one_exchange = self._ranks_of_copy == 1 or size <= ONE_EXCHANGE_BYTES
         self._adapters = Adapters(self.model, settings.lora, self.dtype, source) if settings.lora else None
         if settings.recompute == "layer":
             recompute_layers(self.model, source)
-        self._root = _shard(self.model, self._mesh, self.dtype, not self._one_exchange)
+        self._root = _shard(self.model, mesh, self.dtype, not self._one_exchange)
         read_weights(self.model, conversions, source, world, self._adapters.names if self._adapters else frozenset())
         self._logprobs = TargetLogprobs(self.model)
         self._parameters: dict[str, DTensor] = dict(self.model.named_parameters())  # type: ignore[arg-type]
         if self._adapters:
             self._adapters.initialize(self._parameters)
         self._trained = {name: p for name, p in self._parameters.items() if p.requires_grad}
-        self._optimizer = ShardedAdamW(self._trained, settings.optimizer, world)
+        self._optimizer = ShardedAdamW(self._trained, settings.optimizer, world, settings.parallelism.replicate)
         self._watch = Stopwatch(world.device)
 
     def run(self, microbatches: Sequence[Microbatch], loss: Loss | None) -> list[Output]:
@@ -79,8 +81,7 @@ class FsdpBackend:
             return outputs
         outputs = []
         for i, microbatch in enumerate(microbatches):
-            if self._one_exchange:
-                self._exchange(i == len(microbatches) - 1)
+            self._exchange(i == len(microbatches) - 1)
             with self._watch.time("seconds_forward"):
                 output = Output(self._logprobs(microbatch))
                 share = loss(i, output)
@@ -89,10 +90,13 @@ class FsdpBackend:
             outputs.append(Output(output.logprobs_BK.detach()))
         return outputs
 
-    def _exchange(self, wanted: bool) -> None:
-        """Set whether the next backward pass ends with shards of gradients and parameters, or keeps them whole."""
-        self._root.set_requires_gradient_sync(wanted)
-        self._root.set_reshard_after_backward(wanted)
+    def _exchange(self, last: bool) -> None:
+        """Set what the next backward pass exchanges. Before the last one of an update, copies of the model exchange
+        nothing, and the ranks of a copy nothing if they keep gradients and parameters whole."""
+        self._root.set_requires_all_reduce(last)
+        if self._one_exchange:
+            self._root.set_requires_gradient_sync(last)
+            self._root.set_reshard_after_backward(last)
 
     def _reshard(self) -> None:
         """Free the whole parameters that forward passes without a backward pass have left."""
@@ -123,7 +127,11 @@ class FsdpBackend:
         return self._watch.take()
 
     def named_tensors(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:
-        """Yield each parameter as a whole tensor, by name; see :class:`Backend`."""
+        """Yield each parameter as a whole tensor, by name; see :class:`Backend`. Ranks of other copies than that of
+        rank 0 get their shards, and exchange nothing."""
+        if not self._in_first_copy:
+            added = self._adapters.names if self._adapters else frozenset()
+            return ((name, p.to_local().detach()) for name, p in self._parameters.items() if name not in added)
         if self._adapters:
             return self._adapters.merged(self._parameters, dtype)
         return whole_tensors(self._parameters, dtype)
@@ -132,6 +140,8 @@ class FsdpBackend:
         """Return this rank's part of the weights, and of AdamW's moments, named ``exp_avg.NAME`` and
         ``exp_avg_sq.NAME``. With adapters the weights are merged; A and B are beside the moments, as ``adapter.NAME``.
         """
+        if not self._in_first_copy:
+            return SavedState({}, {})
         ranks = self._assign(self._parameters)
         if self._adapters:
             weights = dict(self._adapters.own_merged(self._parameters, ranks))
@@ -143,7 +153,9 @@ class FsdpBackend:
         return SavedState(weights, {f"{kind}.{name}": tensor for kind, tensors in own for name, tensor in tensors})
 
     def _assign(self, parameters: Mapping[str, DTensor]) -> dict[str, int]:
-        return assign_tensors({name: parameter.numel() for name, parameter in parameters.items()}, self._mesh.size())
+        """Return the rank of a copy that writes each parameter."""
+        sizes = {name: parameter.numel() for name, parameter in parameters.items()}
+        return assign_tensors(sizes, self._ranks_of_copy)
 
     def _named_state(self, kind: str) -> Iterator[tuple[str, DTensor]]:
         return iter(self._trained.items()) if kind == ADAPTER else self._optimizer.named_state(kind)
@@ -156,7 +168,23 @@ class FsdpBackend:
                 self._optimizer.assign(name, read_shard(checkpoint, f"{ADAPTER}.{name}", parameter))
 
 
-def _shard(model: PreTrainedModel, mesh: Any, dtype: torch.dtype, reshard: bool) -> FSDPModule:
+def _mesh(world: World, copies: int) -> DeviceMesh:
+    """Return the mesh of the ranks: (ranks,), or (copies of the model, ranks of a copy).
+
+    Raises:
+        ModelError: copies would have different numbers of ranks.
+    """
+    if copies == 1:
+        return init_device_mesh(world.device.type, (world.dp_size,))
+    if world.dp_size % copies:
+        raise ModelError(
+            f"spec.trainer.parallelism.replicate: {copies} does not divide the {world.dp_size} processes; set a divisor"
+        )
+    shape = (copies, world.dp_size // copies)
+    return init_device_mesh(world.device.type, shape, mesh_dim_names=("copies", "ranks"))
+
+
+def _shard(model: PreTrainedModel, mesh: DeviceMesh, dtype: torch.dtype, reshard: bool) -> FSDPModule:
     """Shard each layer, and the rest of the model, over the ranks.
 
     Args:
@@ -172,5 +200,3 @@ def _shard(model: PreTrainedModel, mesh: Any, dtype: torch.dtype, reshard: bool)
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=reshard)
     return fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
-
-

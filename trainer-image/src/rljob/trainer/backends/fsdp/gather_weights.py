@@ -24,7 +24,8 @@ def whole_tensors(
     share memory with the model and with the tensors of its bucket.
 
     Args:
-        parameters: sharded over all ranks of one mesh on their first dimension.
+        parameters: sharded over the last dimension of one mesh on their first dimension. The ranks of the last
+            dimension gather them; the other dimension holds copies.
         dtype: type of the tensors.
         bucket_bytes: bytes of whole tensors that are gathered at a time.
     """
@@ -51,10 +52,10 @@ def _buckets(
 def _gather(bucket: Mapping[str, DTensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Gather the tensors of a bucket: each rank sends its rows of all of them, padded to those of the first rank."""
     mesh = next(iter(bucket.values())).device_mesh
-    if mesh.size() == 1:
+    ranks, group = mesh.size(mesh.ndim - 1), mesh.get_group(mesh.ndim - 1)
+    if ranks == 1:
         yield from ((name, parameter.to_local().to(dtype)) for name, parameter in bucket.items())
         return
-    ranks = mesh.size()
     sizes = [-(-len(parameter) // ranks) * math.prod(parameter.shape[1:]) for parameter in bucket.values()]
     local = next(iter(bucket.values())).to_local()
     mine = torch.zeros(sum(sizes), dtype=dtype, device=local.device)
@@ -62,7 +63,7 @@ def _gather(bucket: Mapping[str, DTensor], dtype: torch.dtype) -> Iterator[tuple
         own = parameter.to_local()
         part[: own.numel()].copy_(own.reshape(-1))
     gathered = torch.empty(ranks, sum(sizes), dtype=dtype, device=local.device)
-    dist.all_gather_into_tensor(gathered.view(-1), mine, group=mesh.get_group())
+    dist.all_gather_into_tensor(gathered.view(-1), mine, group=group)
     for part, (name, parameter) in zip(gathered.split(sizes, dim=1), bucket.items(), strict=True):
         yield name, part.reshape(-1)[: parameter.numel()].view(parameter.shape)
 
@@ -86,7 +87,7 @@ def own_tensors(
     The device holds at most one bucket besides the shards, or the largest tensor.
 
     Args:
-        tensors: of one type, sharded over all ranks of one mesh on their first dimension.
+        tensors: of one type, sharded as for :func:`whole_tensors`.
         ranks: tensor → rank, from :func:`assign_tensors`.
         bucket_bytes: bytes of whole tensors that are exchanged at a time.
     """
@@ -97,18 +98,19 @@ def own_tensors(
 def _exchange(bucket: Mapping[str, DTensor], ranks: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
     """Send the rows of each tensor of a bucket to the rank that has it."""
     mesh = next(iter(bucket.values())).device_mesh
-    if mesh.size() == 1:
+    size, group = mesh.size(mesh.ndim - 1), mesh.get_group(mesh.ndim - 1)
+    if size == 1:
         yield from ((name, _host_copy(tensor.to_local())) for name, tensor in bucket.items())
         return
-    members = range(mesh.size())
-    own = {name: tensor for name, tensor in bucket.items() if ranks[name] == mesh.get_local_rank()}
+    members = range(size)
+    own = {name: tensor for name, tensor in bucket.items() if ranks[name] == mesh.get_local_rank(mesh.ndim - 1)}
     shards = {rank: [t.to_local().reshape(-1) for name, t in bucket.items() if ranks[name] == rank] for rank in members}
     sent = [sum(map(len, shards[rank])) for rank in members]
     pieces = [[_elements(tensor, rank, len(members)) for tensor in own.values()] for rank in members]
     received = [sum(sizes) for sizes in pieces]
     mine = torch.cat([shard for rank in members for shard in shards[rank]])
     gathered = mine.new_empty(sum(received))
-    dist.all_to_all_single(gathered, mine, received, sent, group=mesh.get_group())
+    dist.all_to_all_single(gathered, mine, received, sent, group=group)
     rows = [part.split(sizes) for part, sizes in zip(gathered.split(received), pieces, strict=True)]
     for i, (name, tensor) in enumerate(own.items()):
         whole = torch.empty(tensor.shape, dtype=tensor.dtype)

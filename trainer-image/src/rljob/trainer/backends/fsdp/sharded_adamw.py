@@ -30,10 +30,11 @@ class ShardedAdamW:
         parameters: sharded float32 parameters that are trained, by name.
         settings: of the job.
         world: the ranks.
+        copies: of the model; each has all parameters.
     """
 
-    def __init__(self, parameters: Mapping[str, DTensor], settings: Optimizer, world: World) -> None:
-        self._parameters, self._settings, self._world = parameters, settings, world
+    def __init__(self, parameters: Mapping[str, DTensor], settings: Optimizer, world: World, copies: int) -> None:
+        self._parameters, self._settings, self._world, self._copies = parameters, settings, world, copies
         self._offloads = settings.offload and is_apart(world.device)
         self.local = {name: torch.nn.Parameter(self._placed(p.to_local())) for name, p in parameters.items()}
         """What AdamW changes: the shards, or with offload copies of them in the memory of the host."""
@@ -84,7 +85,9 @@ class ShardedAdamW:
 
     def _clip(self, gradients: list[Tensor]) -> float:
         norms = torch._foreach_norm([gradient.float() for gradient in gradients])
-        norm = float(self._world.sum_over_data(torch.stack(norms).square().sum()).sqrt())
+        # A sum over all ranks, not over those of a copy: its bits are the same everywhere, so copies stay equal.
+        squares = self._world.sum_over_data(torch.stack(norms).square().sum()) / self._copies
+        norm = float(squares.sqrt())
         if norm > self._settings.max_grad_norm:
             torch._foreach_mul_(gradients, self._settings.max_grad_norm / (norm + 1e-6))
         return norm
