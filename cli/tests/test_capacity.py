@@ -25,6 +25,16 @@ def test_the_cache_of_an_unknown_engine_counts_only_if_kv_cache_bytes_is_set(man
     assert cpu_cache_bytes("vllm") == 256 << 20
 
 
+def test_each_replica_of_an_engine_holds_the_weights_and_each_worker_a_cache(manifest):
+    manifest["spec"]["rollouts"][0] |= {
+        "replicas": {"min": 3},
+        "kvCacheBytes": 1 << 20,
+        "parallelism": {"tensor": 2, "pipeline": 2, "data": 5},
+    }
+    _, cache, weights = capacity._needs(resolve(validate(manifest)), "source", 1000)
+    assert (cache.size, weights.size) == (3 * 20 << 20, 3 * 5 * 4 * 1000)
+
+
 @pytest.mark.parametrize(("dtype", "each"), [("float32", 28), ("bfloat16", 30)])
 def test_a_trainer_on_cpu_holds_its_state_gradients_and_a_checkpoint(manifest, dtype, each):
     """Bytes a parameter: weights, gradients and two moments, the copy of a checkpoint, weights in bfloat16."""

@@ -49,6 +49,28 @@ def test_the_trainer_gets_the_first_gpus_and_each_engine_its_own(job, tmp_path):
     assert field_support.errors(job(), gpus) == []
 
 
+def test_every_worker_of_an_engine_gets_a_gpu(job, tmp_path):
+    sizes = {"tensor": 2, "pipeline": 1, "data": 2}
+    pools = [{"name": "main", "replicas": {"min": 2}, "parallelism": sizes}, {"name": "other"}]
+    found = job(rollouts=pools)
+    assert devices(found, machine(11), tmp_path) == {
+        "trainer": "0,1",
+        "rollout-main-0": "2,3,4,5",
+        "rollout-main-1": "6,7,8,9",
+        "rollout-other-0": "10",
+    }
+    assert "rollout-main-0 2,3,4,5; " in gpu_assignment.describe(gpu_assignment.assign(found, machine(11)))
+    assert field_support.errors(found, machine(11)) == []
+    (problem,) = field_support.errors(found, machine(10))
+    assert problem.startswith(
+        "spec.trainer.processesPerNode, spec.rollouts[0].parallelism, spec.rollouts[1].replicas.min: the job needs 11 "
+        "GPUs (2 for the trainer, 8 for pool main (2 engines of 4), 1 for pool other) and this machine has 10; lower "
+    )
+    assert field_support.errors(job(rollouts=[{**pools[0], "template": own("3,4,5")}]), machine(8)) == [
+        "spec.rollouts[0].template: CUDA_VISIBLE_DEVICES names 3 GPUs and pool main needs 4; name more, or remove it"
+    ]
+
+
 def test_a_role_on_the_cpu_sees_no_gpu(job, tmp_path):
     mixed = job(trainer={"accelerator": {"kind": "cpu"}, "processesPerNode": 4})
     assert mixed.spec.weight_sync.transport == "gloo"

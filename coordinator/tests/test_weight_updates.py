@@ -139,3 +139,20 @@ async def test_with_in_flight_wait_an_update_starts_when_the_sequences_of_its_en
     await world.settle()
     assert world.run.finished and slow.version > 0
     world.check_accounts()
+
+
+async def test_the_trainer_opens_a_group_for_all_workers_of_an_engine(new_world: Any, tmp_path: Path) -> None:
+    sizes = {"tensor": 2, "pipeline": 3, "data": 2}
+    world = new_world(job(n=1, steps=1, rollouts=[{"name": "main", "parallelism": sizes}]), tmp_path)
+    await world.start()
+    targets: list[m.EngineTarget] = []
+    execute = world.trainer._execute
+
+    def note(command: Any) -> None:
+        targets.extend(command.engines if isinstance(command, m.SendWeights) else ())
+        execute(command)
+
+    world.trainer._execute = note
+    world.connect_all()
+    await world.settle()
+    assert world.run.finished and {target.workers for target in targets} == {12}

@@ -7,12 +7,28 @@ from rljob.manifests.inputs import COMPONENTS
 
 
 @pytest.mark.parametrize(
-    "arg", ["--port", "--port=80", "--max_model_len=5", "--max-model-l", "-tp", "--data-parallel-size", "--ssl-keyfile"]
+    "arg", ["--port", "--port=80", "--max_model_len=5", "--max-model-l", "-tp", "--data-parallel-rpc-port", "--ssl-key"]
 )
 def test_a_governed_argument_is_refused_with_a_remedy(arg):
     (sentence,) = refused("vllm", ["--seed", "1", arg])
     assert sentence.startswith(f"args[2]: {arg!r} is governed by rljob (")
     assert sentence.endswith("; remove it")
+
+
+@pytest.mark.parametrize(
+    ("arg", "field"),
+    [
+        ("--tensor-parallel-size", "tensor"),
+        ("-tp", "tensor"),
+        ("--pipeline-parallel-size=2", "pipeline"),
+        ("-pp", "pipeline"),
+        ("--data-parallel-size", "data"),
+        ("-dp", "data"),
+    ],
+)
+def test_the_workers_of_an_engine_are_set_by_their_field(arg, field):
+    (sentence,) = refused("vllm", [arg])
+    assert sentence == f"args[0]: {arg!r} is governed by rljob (set parallelism.{field}); remove it"
 
 
 @pytest.mark.parametrize("arg", ["--seed", "--model-impl", "--max-logprobs=5", "--quantization", "80", "-", "--"])

@@ -258,6 +258,11 @@ def test_what_cannot_fit_is_refused_with_field_and_remedy(spec):
         "spec.rollouts[0].kvCacheBytes: 64.0 GiB and 14.2 GiB of weights do not fit a GPU of 48.0 GiB"
     )
     assert [*engine_problems(spec("cpu"), MODELS["32B"], 1)] == []
+    halves = {"dtype": "float32", "parallelism": {"tensor": 2, "data": 3}}
+    assert [*engine_problems(spec(pool=halves), MODELS["32B"], H100)] == []
+    halves["kvCacheBytes"] = 32 << 30
+    (cache,) = engine_problems(spec(pool=halves), MODELS["32B"], H100)
+    assert "32.0 GiB and 61.0 GiB of weights do not fit a GPU of 79.6 GiB" in cache
 
 
 def test_explain_shows_the_plan(spec):

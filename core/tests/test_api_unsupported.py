@@ -21,9 +21,6 @@ EXAMPLES = {
     "rollouts[].model": ("judge", "spec.rollouts[0].model: judge is not supported yet; remove it or set policy"),
     "rollouts[].engine": ("sglang", "spec.rollouts[0].engine: sglang is not supported yet; remove it or set vllm"),
     "rollouts[].hosts": (2, "spec.rollouts[0].hosts: 2 is not supported yet; remove it or set 1"),
-    "rollouts[].parallelism.tensor": (2, "spec.rollouts[0].parallelism.tensor: 2 is not supported yet; remove it or "),
-    "rollouts[].parallelism.pipeline": (2, "spec.rollouts[0].parallelism.pipeline: 2 is not supported yet; remove it"),
-    "rollouts[].parallelism.data": (2, "spec.rollouts[0].parallelism.data: 2 is not supported yet; remove it or set "),
     "rollouts[].placement": (
         "Colocated",
         "spec.rollouts[0].placement: Colocated is not supported yet; remove it or set Separate",

@@ -270,6 +270,9 @@ def test_accelerators_are_requested_in_a_cluster_with_gpus(manifest):
     gpu = roles(manifest)
     assert main_of(gpu["trainer"])["resources"]["limits"] == {"nvidia.com/gpu": "4"}
     assert main_of(gpu["rollout-main"])["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    manifest["spec"]["rollouts"][0]["parallelism"] = {"tensor": 2, "pipeline": 2, "data": 2}
+    parallel = main_of(roles(manifest)["rollout-main"])["resources"]["limits"]
+    assert parallel == {"nvidia.com/gpu": "8"}
     cpu = roles(manifest, RenderTarget(Cluster(accelerator="cpu")))
     assert "limits" not in main_of(cpu["trainer"])["resources"]
     assert "nvidia.com/gpu" in tolerated(gpu["trainer"])

@@ -217,7 +217,7 @@ class FakeTrainer:
                     group=group_name(state),
                     address="127.0.0.1",
                     port=1,
-                    world_size=2,
+                    world_size=1 + target.workers,
                     transport="gloo",
                     parameters=[],
                     probe=m.Probe([], []),

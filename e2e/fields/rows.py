@@ -245,9 +245,9 @@ ROWS: dict[str, Outcome] = {
         c.dispatched, "evaluation", (*EVALUATED, *DEDICATED), ("spec.rollouts[1].purpose=training",)
     ),
     "spec.rollouts.hosts": Changed(2),
-    "spec.rollouts.parallelism.tensor": Changed(2),
-    "spec.rollouts.parallelism.pipeline": Changed(2),
-    "spec.rollouts.parallelism.data": Changed(2),
+    "spec.rollouts.parallelism.tensor": Shows(c.launched, 2),
+    "spec.rollouts.parallelism.pipeline": Shows(c.launched, 2),
+    "spec.rollouts.parallelism.data": Shows(c.launched, 2),
     "spec.rollouts.accelerator.kind": Shows(c.commands, "nvidia"),
     "spec.rollouts.placement": Changed("Colocated"),
     "spec.rollouts.sharedMemory": Changed("1Gi"),

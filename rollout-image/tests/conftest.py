@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from aiohttp import WSMsgType, web
 
 from rljob.protocol.messages import Completions, EngineHeartbeat, FromAgent, encode_frame, frame_decoder
+
+sys.path.insert(0, str(Path(__file__).parent))  # served_engine.py
 
 
 class FakeCoordinator:

@@ -90,6 +90,14 @@ def test_the_signal_that_killed_vllms_engine_process_explains_its_end(capsys, mo
     assert adapter.find_error(iter(lines)) == (found or "EngineDeadError: EngineCore encountered an issue.")
 
 
+def test_the_signal_that_killed_a_worker_explains_the_end_of_the_engine():
+    died = "[multiproc_executor.py:390] Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down exe"
+    lines = [f"(EngineCore pid=7) ERROR 11-21 14:00:01 {died}", f"{ENGINE}RuntimeError: Executor failed."]
+    adapter = VllmAdapter(Rollout(name="main"), Path("model"))
+    assert adapter.find_error(iter(lines)) == "vLLM's VllmWorker-1 was killed by SIGKILL"
+    assert adapter.find_error(iter(lines[1:])) == "RuntimeError: Executor failed."
+
+
 def test_oom_kills_are_read_from_the_kernel(tmp_path, monkeypatch):
     assert oom_kills() >= 0
     (tmp_path / "vmstat").write_text("nr_free_pages 7\noom_kill 3\n")

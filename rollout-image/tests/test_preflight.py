@@ -13,6 +13,7 @@ from e2e.fakes.hub import serving_hub
 from rljob.protocol.environment import read_environment
 from rljob.rollout import preflight
 from rljob.rollout.adapters.vllm import adapter as vllm_adapter
+from rljob.rollout.adapters.vllm.model_split import VOCABULARY_PADDING
 from rljob.rollout.agent_process import build
 from rljob.rollout.main import main
 from rljob.rollout.model_config import head_size, longest_sequence
@@ -98,6 +99,54 @@ def test_a_model_whose_heads_vllm_cannot_run_on_a_cpu_is_refused(environment, tm
     assert len(problems) == count
     assert all("spec.rollouts[0].model: vLLM on a CPU cannot run" in problem for problem in problems)
     assert all(f"heads of size {size}" in problem and "one of 32, 64," in problem for problem in problems)
+
+
+HEADS = {
+    "head_dim": 32,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 100,
+}
+"""vLLM pads this vocabulary to 128."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "tensor", "field"),
+    [
+        ({}, 1, None),
+        ({}, 2, None),
+        ({}, 4, None),  # each head of key and value is held by two workers
+        ({}, 8, "num_attention_heads in config.json is 12; set one of 1, 2, 4"),
+        ({}, 6, "vocab_size in config.json is 100; set one of 1, 2, 4"),
+        ({"vocab_size": 151936}, 6, "vocab_size in config.json is 151936; set one of 1, 2, 4"),
+        ({"num_key_value_heads": 4}, 6, "num_key_value_heads in config.json is 4; set one of 1, 2, 4"),
+        ({"kv_lora_rank": 8, "num_key_value_heads": 7}, 4, None),
+        ({"intermediate_size": 98}, 4, "intermediate_size in config.json is 98; set one of 1, 2"),
+        ({"num_attention_heads": "12"}, 4, None),
+        ({"num_attention_heads": None, "text_config": {"num_attention_heads": 3}}, 2, "num_attention_heads"),
+    ],
+)
+def test_a_model_that_vllm_cannot_split_is_refused(environment, tmp_path, changes, tensor, field):
+    (tmp_path / "model" / "config.json").write_text(json.dumps(HEADS | changes))
+    problems = list(preflight.check(environment(parallelism={"tensor": tensor})))
+    assert len(problems) == (field is not None)
+    start = f"spec.rollouts[0].parallelism.tensor: vLLM cannot split {tmp_path / 'model'} among {tensor} workers, "
+    assert all(problem.startswith(start) and field in problem for problem in problems)
+
+
+@pytest.mark.parametrize(("pipeline", "count"), [(1, 0), (2, 0), (3, 1)])
+def test_a_pipeline_longer_than_the_model_is_refused(environment, tmp_path, pipeline, count):
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"num_hidden_layers": 2}))
+    problems = list(preflight.check(environment(parallelism={"pipeline": pipeline})))
+    expected = f"spec.rollouts[0].parallelism.pipeline: 3 is more than the 2 layers of {tmp_path / 'model'}; lower it"
+    assert problems == [expected] * count
+
+
+def test_the_padding_of_the_vocabulary_is_that_of_the_installed_vllm():
+    root = importlib.util.find_spec("vllm").submodule_search_locations[0]
+    source = Path(root, "model_executor/layers/vocab_parallel_embedding.py").read_text()
+    assert f"\nDEFAULT_VOCAB_PADDING_SIZE = {VOCABULARY_PADDING}\n" in source
 
 
 def test_the_head_sizes_are_those_of_the_installed_vllm():

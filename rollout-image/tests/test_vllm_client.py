@@ -96,7 +96,8 @@ async def test_an_update_is_received_and_committed_under_its_version_in_one_call
     await client.join(update, 3.0)
     assert await client.receive(update, 2.0) == "d1"
     join, receive = server.calls
-    info = join[1]["init_info"]
+    path, info, _ = join
+    assert path == "/rljob/join"
     assert (info["group"], info["port"], info["timeout_seconds"], info["bucket_bytes"]) == ("nonce", 5, 3.0, 64)
     assert receive[:2] == (
         "/rljob/receive",
@@ -153,4 +154,11 @@ def test_the_key_is_in_the_environment_and_the_manifest_in_the_arguments(tmp_pat
     command = " ".join(launch.command)
     for part in (f"--model {tmp_path}", "--port 1234", "--max-num-seqs 18", "--max-model-len 100", "--dtype float32"):
         assert part in command
+    assert "--tensor-parallel-size 1 --pipeline-parallel-size 1 --data-parallel-size 1 " in command
     assert command.endswith("--seed 5")
+
+
+def test_an_engine_has_the_workers_of_the_manifest(tmp_path):
+    pool = Rollout(name="main", dtype="float32", parallelism={"tensor": 4, "pipeline": 3, "data": 2})
+    command = " ".join(map(str, VllmAdapter(pool, tmp_path).launch(1234, "secret").command))
+    assert "--tensor-parallel-size 4 --pipeline-parallel-size 3 --data-parallel-size 2 " in command

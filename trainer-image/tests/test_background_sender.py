@@ -28,10 +28,10 @@ class FakeSender:
     finished: dict[str, threading.Event] = field(default_factory=dict)
     error: Exception | None = None
 
-    def open(self, engine: str, fresh: bool) -> Rendezvous:
+    def open(self, engine: str, fresh: bool, workers: int) -> Rendezvous:
         self.events.put(("open", engine, fresh))
         self.finished[engine] = threading.Event()
-        return Rendezvous("nonce", "127.0.0.1", 1, 2)
+        return Rendezvous("nonce", "127.0.0.1", 1, 1 + workers)
 
     def send(self, engine: str, weights: PackedWeights) -> str:
         if self.error is not None:
@@ -62,7 +62,7 @@ def publisher(sender, posted) -> BackgroundSender:
 
 
 def command(*engines: str, update: int = 4) -> SendWeights:
-    return SendWeights(2, update, [EngineTarget(engine, True) for engine in engines])
+    return SendWeights(2, update, [EngineTarget(engine, True, 1) for engine in engines])
 
 
 def test_without_engines_the_digest_is_posted(publisher, posted):

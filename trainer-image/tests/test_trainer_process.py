@@ -107,7 +107,7 @@ async def test_an_engine_that_joins_after_the_next_step_gets_the_weights_of_its_
     (process,) = await start(coordinator, made)
     await coordinator.admit()
     promised = await coordinator.digest()
-    await coordinator.send(m.SendWeights(1, 2, [m.EngineTarget("late", False)]))
+    await coordinator.send(m.SendWeights(1, 2, [m.EngineTarget("late", False, 1)]))
     ready = await coordinator.receive(m.WeightGroupReady)
     await coordinator.train(0)
     assert await asyncio.to_thread(receive, ready, made.spec.weight_sync.bucket_bytes) == promised
@@ -125,9 +125,9 @@ async def test_two_ranks_train_while_a_send_waits_and_report_a_bad_batch(job, ba
     await coordinator.train(0)
     assert sorted(i for step, mine in coordinator.pulls for i in mine) == list(range(12))
 
-    await coordinator.send(m.SendWeights(1, 7, [m.EngineTarget("engine-that-never-joins", True)]))
+    await coordinator.send(m.SendWeights(1, 7, [m.EngineTarget("engine-that-never-joins", True, 2)]))
     ready = await coordinator.receive(m.WeightGroupReady)
-    assert (ready.update, ready.transport, ready.world_size) == (7, "gloo", 2)
+    assert (ready.update, ready.transport, ready.world_size) == (7, "gloo", 3)
     assert "lm_head.weight" not in {meta.name for meta in ready.parameters}
     await coordinator.train(1)
     await coordinator.send(m.CancelSend(1, 7, ready.engine))

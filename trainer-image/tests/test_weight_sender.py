@@ -276,7 +276,7 @@ def _join_and_freeze(info):
 def test_an_engine_that_stops_during_an_update_does_not_affect_another(forked):
     posted = queue.Queue()
     publisher = BackgroundSender(sender(), "gloo", posted.put)
-    command = SendWeights(1, 7, [EngineTarget("frozen", True), EngineTarget("healthy", True)])
+    command = SendWeights(1, 7, [EngineTarget("frozen", True, 1), EngineTarget("healthy", True, 1)])
     large = [*tensors(), ("e", torch.zeros(8 << 20))]  # more than the socket buffers hold
     publisher.publish(command, pack(large, 50_000), Probe([], []))
     ready = {message.engine: message for message in (posted.get(timeout=60), posted.get(timeout=60))}

@@ -27,7 +27,9 @@ class TorchEngine:
         self._model = model
 
     def problems(self) -> Iterator[str]:
-        """Yield one problem for each argument: the server accepts no arguments."""
+        """Yield one problem for each argument, and for several workers: the server supports neither."""
+        if self._pool.parallelism.workers > 1:
+            yield "parallelism: this engine has one worker; remove it"
         yield from (f"args[{i}]: {arg!r} is unknown; remove it" for i, arg in enumerate(self._pool.args))
 
     def launch(self, port: int, key: str) -> Launch:

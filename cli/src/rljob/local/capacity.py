@@ -3,8 +3,8 @@
 Memory of roles on GPUs: the plan of :mod:`rljob.api.memory_plan`.
 Memory of roles on CPU: the trainer's float32 weights, gradients and two AdamW moments (16 bytes per parameter, sharded
 over its ranks), a copy of the weights if it computes in bfloat16, and the copy of a checkpoint that is written while
-training continues; for every engine its weights and its key-value cache (of a user's engine: `kvCacheBytes` only). A
-checkpoint is weights and moments in float32, in memory as on disk.
+training continues; for every engine its weights, once per data-parallel replica, and the key-value cache of each worker
+(of a user's engine: `kvCacheBytes` only). A checkpoint is weights and moments in float32, in memory as on disk.
 """
 
 from __future__ import annotations
@@ -131,9 +131,9 @@ def _needs(job: RLJob, source: str, parameters: int) -> list[Need]:
             continue
         assert pool.dtype is not None, "resolve() sets it"
         engines, path = pool.replicas.min, f"spec.rollouts[{i}]"
-        cache = engines * (pool.kv_cache_bytes or cpu_cache_bytes(pool.engine))
+        cache = engines * pool.parallelism.workers * (pool.kv_cache_bytes or cpu_cache_bytes(pool.engine))
         needs.append(Need(cache, f"the key-value caches of pool {pool.name}", f"lower {path}.kvCacheBytes"))
-        size = engines * DTYPE_BYTES[pool.dtype] * parameters
+        size = engines * pool.parallelism.data * DTYPE_BYTES[pool.dtype] * parameters
         needs.append(Need(size, f"the weights in {engines} engines of pool {pool.name}", f"lower {path}.replicas.min"))
     return needs
 

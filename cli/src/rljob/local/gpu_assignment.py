@@ -55,7 +55,8 @@ def demands(job: RLJob) -> list[GpuDemand]:
         if pool.accelerator.kind == "nvidia":
             names = tuple(f"rollout-{pool.name}-{engine}" for engine in range(pool.replicas.min))
             what, own = f"pool {pool.name}", _own(pool.template)
-            found.append(GpuDemand(f"spec.rollouts[{i}]", what, "replicas.min", names, pool.devices, own))
+            number = "replicas.min" if pool.devices == 1 else "parallelism"
+            found.append(GpuDemand(f"spec.rollouts[{i}]", what, number, names, pool.devices, own))
     return found
 
 
@@ -94,7 +95,7 @@ def problems(job: RLJob, gpus: Sequence[Gpu]) -> Iterator[str]:
     needed, free = sum(demand.total for demand in mine), len(_free(wanted, gpus))
     if needed > free:
         fields = ", ".join(f"{demand.field}.{demand.number}" for demand in mine)
-        parts = ", ".join(f"{demand.total} for {demand.what}" for demand in mine)
+        parts = ", ".join(f"{demand.total} for {demand.what}{_product(demand)}" for demand in mine)
         kept = f" besides those that templates name in {VISIBLE}" if len(mine) < len(wanted) else ""
         yield (
             f"{fields}: the job needs {_count(needed)} ({parts}) and this machine has {free}{kept}; lower one of them, "
@@ -121,6 +122,11 @@ def _identity(gpu: Gpu) -> int | str:
 
 def _own(template: dict[str, Any] | None) -> str | None:
     return main_variables(template).get(VISIBLE)
+
+
+def _product(demand: GpuDemand) -> str:
+    engines = len(demand.components)
+    return f" ({engines} engines of {demand.each})" if demand.each > 1 and engines > 1 else ""
 
 
 def _count(number: int) -> str:

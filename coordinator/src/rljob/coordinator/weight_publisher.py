@@ -208,7 +208,8 @@ class WeightPublisher:
             asyncio.get_running_loop().call_later(timeout, self._expire, engine, self._last_update)
         names = {engine.instance for engine in engines} or {""}
         self._updates[self._last_update] = WeightUpdate(self.lineage, self._session.step, names, set(names))
-        targets = [m.EngineTarget(engine.instance, engine.fresh) for engine in engines]
+        workers = {pool.name: pool.parallelism.workers for pool in self._spec.rollouts}
+        targets = [m.EngineTarget(engine.instance, engine.fresh, workers[engine.pool]) for engine in engines]
         return m.SendWeights(self._session.incarnation, self._last_update, targets)
 
     def weights_ready(self, message: m.WeightGroupReady) -> None:

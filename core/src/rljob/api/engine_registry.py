@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 SHORTEST_ABBREVIATION = len("--m")
-ONE_WORKER = "an engine has one worker so far"
+ONE_POD = "an engine runs in one pod"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ ENGINES: Mapping[str, Engine] = {
             "--api-key": "every server has a key of its own",
             "--api-server-count": "every engine has one server",
             "--config": "write the arguments themselves",
-            "--data-parallel-*": ONE_WORKER,
+            "--data-parallel-size": "set parallelism.data",
+            "--data-parallel-*": ONE_POD,
+            "--distributed-executor-backend": "the workers are processes of one pod",
             "--dtype": "set dtype",
             "--enable-chunked-prefill": "rljob decides by the device",
             "--enable-scale-out": "always on",
@@ -53,10 +55,10 @@ ENGINES: Mapping[str, Engine] = {
             "--model": "set model",
             "--disable-log-stats": "always on",
             "--disable-uvicorn-access-log": "always on",
-            "--headless": ONE_WORKER,
+            "--headless": ONE_POD,
             "--max-num-batched-tokens": "rljob decides by the device",
             "--middleware": "rljob's own middleware authenticates requests",
-            "--nnodes": ONE_WORKER,
+            "--nnodes": ONE_POD,
             "--no-disable-*": "rljob sets it",
             "--no-enable-chunked-prefill": "rljob decides by the device",
             "--no-enable-scale-out": "always on",
@@ -64,20 +66,22 @@ ENGINES: Mapping[str, Engine] = {
             "--no-skip-tokenizer-init": "always on: token ids go in and out",
             "--uvicorn-log-level": "rljob sets it",
             "--override-generation-config": "sampling is set by the tasks",
-            "--pipeline-parallel-size": ONE_WORKER,
+            "--pipeline-parallel-size": "set parallelism.pipeline",
             "--port": "rljob takes a free port",
+            "--prefill-context-parallel-size": "an engine has tensor x pipeline x data workers",
             "--root-path": "the agent calls the server at its root",
             "--served-model-name": "only the agent calls the server",
             "--skip-tokenizer-init": "always on: token ids go in and out",
             "--ssl-*": "the server listens on loopback",
-            "--tensor-parallel-size": ONE_WORKER,
+            "--tensor-parallel-size": "set parallelism.tensor",
             "--tokens-only": "--enable-scale-out is on instead",
             "--uds": "the server listens on loopback",
             "--weight-transfer-config": "rljob sends the weights",
             "--worker-extension-cls": "rljob's own extension receives the weights",
-            "-dp": ONE_WORKER,
-            "-pp": ONE_WORKER,
-            "-tp": ONE_WORKER,
+            "-dp": "set parallelism.data",
+            "-pcp": "an engine has tensor x pipeline x data workers",
+            "-pp": "set parallelism.pipeline",
+            "-tp": "set parallelism.tensor",
         },
         cpu_cache_bytes=256 << 20,
     ),

@@ -191,14 +191,19 @@ class Trainer(Model):
 
 
 class EngineParallelism(Model):
-    """Model parallelism of an engine."""
+    """Parallelism of an engine, which has tensor x pipeline x data workers: processes with one accelerator each."""
 
     tensor: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Tensor parallel size."""
+    """Tensor parallel size: workers that share each layer."""
     pipeline: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Pipeline parallel size."""
+    """Pipeline parallel size: groups of workers that share the layers."""
     data: Annotated[int, Field(ge=1, le=1024)] = 1
     """Data parallel size: replicas of the model in one engine."""
+
+    @property
+    def workers(self) -> int:
+        """Processes of an engine that hold weights; on GPUs each has one."""
+        return self.tensor * self.pipeline * self.data
 
 
 class Rollout(Model):
@@ -213,8 +218,8 @@ class Rollout(Model):
     its pods run the image of `template`."""
     hosts: Annotated[int, Field(ge=1, le=1024), FieldMeta(unsupported=True)] = 1
     """Pods of one engine."""
-    parallelism: Annotated[EngineParallelism, FieldMeta(unsupported=True)] = EngineParallelism()
-    """Model parallelism of an engine."""
+    parallelism: EngineParallelism = EngineParallelism()
+    """Parallelism of an engine. Each of its workers receives the weights and loads its part of them."""
     accelerator: Accelerator = Accelerator()
     """Device type of the engines."""
     placement: Annotated[Literal["Separate", "Colocated"], FieldMeta(unsupported=True)] = "Separate"
@@ -240,15 +245,14 @@ class Rollout(Model):
     dtype: Literal["float32", "bfloat16"] | None = None
     """Data type of the engine's weights and KV cache. Default: bfloat16 on NVIDIA GPUs, float32 on a CPU."""
     kv_cache_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
-    """Size of the KV cache in bytes. Default: the engine decides."""
+    """Size of the KV cache of each worker in bytes. Default: the engine decides."""
     args: Annotated[list[Text], Field(max_length=64)] = []
     """Additional arguments of the engine's server. Arguments that rljob sets itself are refused."""
 
     @property
     def devices(self) -> int:
         """Accelerators of one pod of an engine."""
-        sizes = self.parallelism
-        return max(1, sizes.tensor * sizes.pipeline * sizes.data // self.hosts)
+        return max(1, self.parallelism.workers // self.hosts)
 
 
 class Runner(Model):

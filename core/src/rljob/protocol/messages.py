@@ -366,10 +366,11 @@ class SampleTokens(msgspec.Struct, array_like=True):
 
 
 class EngineTarget(msgspec.Struct, array_like=True):
-    """An engine to send weights to. ``fresh`` makes the trainer open a new group for it."""
+    """An engine to send weights to. ``fresh`` makes the trainer open a new group for it, with all its ``workers``."""
 
     engine: str  # instance
     fresh: bool
+    workers: int
 
 
 class SendWeights(Message):

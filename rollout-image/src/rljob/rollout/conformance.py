@@ -47,7 +47,7 @@ WAITS = (0.1, 0.2, 0.4, 0.8, 0.05, 0.02, 0.0)  # seconds until requests are in f
 
 @dataclass
 class EngineUnderTest:
-    """A running engine with one worker, and the sender of its weights.
+    """A running engine, and the sender of its weights.
 
     Args:
         client: of its server.
@@ -57,6 +57,7 @@ class EngineUnderTest:
         max_model_length: of its pool.
         long_tokens: new tokens that take about a second; with PROMPT they fit ``max_model_length``.
         tolerance: of log-probabilities, absolute.
+        workers: of the engine.
     """
 
     client: EngineClient
@@ -66,6 +67,7 @@ class EngineUnderTest:
     max_model_length: int
     long_tokens: int
     tolerance: float = 1e-4
+    workers: int = 1
     version: int = -1
     _requests: int = field(default=0, init=False)
     _joined: tuple[Rendezvous, WeightGroup] | None = field(default=None, init=False)
@@ -136,7 +138,7 @@ class EngineUnderTest:
         if self._joined is not None and not fresh:
             return self._joined
         self.close()
-        listener = RendezvousListener(HOST, 2)
+        listener = RendezvousListener(HOST, 1 + self.workers)
         joining = asyncio.to_thread(WeightGroup.host, listener, "gloo", UPDATE_SECONDS)
         sender, _ = await asyncio.gather(joining, self.client.join(self.prepare(listener.rendezvous), UPDATE_SECONDS))
         self._joined = listener.rendezvous, sender
@@ -307,7 +309,7 @@ async def _update_in_flight(engine: EngineUnderTest, mode: str, wait: float) -> 
 
 async def a_join_without_sender_fails_in_time(engine: EngineUnderTest) -> None:
     """The engine continues with its current weights."""
-    listener = RendezvousListener(HOST, 2)
+    listener = RendezvousListener(HOST, 1 + engine.workers)
     start = time.monotonic()
     try:
         await engine.client.join(engine.prepare(listener.rendezvous), SHORT_SECONDS)

@@ -98,7 +98,7 @@ class BackgroundSender:
         started = time.monotonic()
         value, problem = "", ""
         try:
-            rendezvous = self._sender.open(target.engine, target.fresh)
+            rendezvous = self._sender.open(target.engine, target.fresh, target.workers)
             with self._lock:
                 cancelled = self._running.get((command.update, target.engine)) is not command
             if cancelled:  # before the group was open, so nothing has closed it

@@ -19,8 +19,6 @@ from rljob.transfer.weight_group import TRANSPORTS, WeightGroup
 
 log = logging.getLogger(__name__)
 
-WORLD_SIZE = 2  # the sender and the one worker of an engine
-
 
 class WeightTransferError(Exception):
     """An engine did not receive the weights; its group is dropped."""
@@ -52,9 +50,9 @@ class WeightSender:
         self._opened: dict[str, _Opened] = {}
         self._lock = threading.Lock()
 
-    def open(self, engine: str, fresh: bool) -> Rendezvous:
+    def open(self, engine: str, fresh: bool, workers: int = 1) -> Rendezvous:
         """Return the rendezvous of the engine's group; of a new group if there is none, or if ``fresh``. Does not wait:
-        the engine joins while :meth:`send` waits for it."""
+        the engine joins while :meth:`send` waits for it. ``workers``: of the engine, which all take part."""
         with self._lock:
             opened = self._opened.get(engine)
             if opened is not None and not fresh:
@@ -62,7 +60,7 @@ class WeightSender:
                 return opened.listener.rendezvous
             if opened is not None:
                 self._forget(engine, opened)
-            listener = RendezvousListener(self._host, WORLD_SIZE)
+            listener = RendezvousListener(self._host, 1 + workers)
             self._opened[engine] = _Opened(listener)
             return listener.rendezvous
 

@@ -17,7 +17,8 @@ The agent does the following for every engine, so adapters need no code for it:
   order, one update at a time. After a failed ``receive`` the engine stays paused until a ``receive`` succeeds.
 
 The receiver: :class:`rljob.transfer.receiver.WeightReceiver` joins the weight group and receives tensors; the engine's
-code passes it a function that loads them.
+code passes it a function that loads them. An engine has ``parallelism.workers`` receivers, one in each process that
+holds weights: each receives all tensors and loads its part.
 """
 
 from __future__ import annotations
@@ -179,8 +180,9 @@ class EngineClient(Protocol):
         """Receive ``update.parameters`` in the group that was joined, load them, serve them as ``update.version``, and
         return their digest (``WeightReceiver.digest``).
 
-        The engine is paused and stays so. All workers load all tensors. Before the engine uses them, every worker
-        compares the bytes that it received with the sender's digest (``WeightReceiver.receive`` raises). Tokens sampled
+        The engine is paused and stays so. All workers load their part of all tensors. Before the engine uses them,
+        every worker compares the bytes that it received with the sender's digest and with those of the other workers
+        (``WeightReceiver.receive`` raises): no worker commits what another one refuses. Tokens sampled
         later carry the new version in their spans. Names are those of the Hugging Face checkpoint; tied parameters are
         sent once.
 
@@ -223,7 +225,8 @@ class Adapter(Protocol):
         (:mod:`rljob.rollout.auth_middleware` is an ASGI middleware for that): routes that change weights must not be
         open to other processes of the machine. It serves ``model`` with the settings of the pool: ``dtype``,
         ``max_concurrency`` requests at a time and some more, for :meth:`EngineClient.score` and one of one token,
-        ``max_model_length``, ``kv_cache_bytes`` and ``args``. It exits with code 2 if it refuses its settings.
+        ``max_model_length``, ``parallelism``, ``kv_cache_bytes`` (of each worker) and ``args``. It exits with code 2 if
+        it refuses its settings; :meth:`problems` reports sizes that the adapter does not support.
         """
 
     def connect(self, port: int, key: str) -> EngineClient:

@@ -17,6 +17,7 @@ from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.rollout.adapters.base import Launch
 from rljob.rollout.adapters.http_client import KEEP_ALIVE_SECONDS
 from rljob.rollout.adapters.vllm.engine_exit import find_kill
+from rljob.rollout.adapters.vllm.model_split import split_problems
 from rljob.rollout.adapters.vllm.server_key import KEY_VARIABLE, RequireVllmKey
 from rljob.rollout.adapters.vllm.vllm_client import PAUSE_MODES, VllmClient
 from rljob.rollout.exit_diagnosis import first_error
@@ -32,6 +33,7 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of attention heads of vLLM's CPU backend (CPUAttentionBackend)."""
 HEAD_BYTES = 64 << 10  # request line and headers of one request
 SERVER_KEEP_ALIVE_SECONDS = 6 * KEEP_ALIVE_SECONDS
+LOOPBACK = "lo"
 CPU_ENVIRONMENT: Mapping[str, str | None] = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -71,6 +73,7 @@ class VllmAdapter:
                 f"model: vLLM on a CPU cannot run {self._model} with attention heads of size {size} (config.json); use "
                 f"a model with one of {', '.join(map(str, CPU_HEAD_SIZES))}"
             )
+        yield from split_problems(self._model, self._pool.parallelism)
         if self._pool.args:
             command = [sys.executable, "-m", f"{PACKAGE}.check_arguments", *self._pool.args]
             environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
@@ -90,6 +93,9 @@ class VllmAdapter:
             "--port": port,
             "--dtype": pool.dtype,
             "--max-model-len": pool.max_model_length,
+            "--tensor-parallel-size": pool.parallelism.tensor,
+            "--pipeline-parallel-size": pool.parallelism.pipeline,
+            "--data-parallel-size": pool.parallelism.data,
             "--max-num-seqs": pool.max_concurrency + PROBE_SLOTS,
             "--logprobs-mode": "processed_logprobs",
             "--generation-config": "vllm",  # a model's own defaults must not change the sampling
@@ -116,6 +122,8 @@ class VllmAdapter:
             "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(SERVER_KEEP_ALIVE_SECONDS),
             "HF_HUB_OFFLINE": "1",
+            "VLLM_HOST_IP": "127.0.0.1",  # its workers are processes of this machine: they listen on loopback only
+            "GLOO_SOCKET_IFNAME": LOOPBACK,
             "PYTHONDONTWRITEBYTECODE": None,  # without bytecode files every start compiles torch and vLLM: 15 s
             **(CPU_ENVIRONMENT if self._on_cpu else {}),
         }

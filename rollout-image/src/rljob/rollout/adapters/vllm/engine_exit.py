@@ -1,5 +1,6 @@
 """Reports which signal killed vLLM's engine process. vLLM itself only reports that the process is gone
-(EngineDeadError: "See stack trace (above) for the root cause"), and a killed process leaves no stack trace."""
+(EngineDeadError: "See stack trace (above) for the root cause"), and a killed process leaves no stack trace. Of a killed
+worker vLLM reports the exit code."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from rljob.rollout.exit_diagnosis import describe_end, oom_kills
 
 _LINE = re.compile(r"(?:\([^)]*\)\s*)*engine process ended: (.+)")
 """The report in the log; vLLM prefixes lines with the name of the process."""
+_WORKER = re.compile(r".*Worker proc (\S+) died unexpectedly \(exit code: (-\d+)\)")
+"""vLLM's own report of a killed worker (MultiprocExecutor), which precedes the end of the engine process."""
 
 
 def report_kills(manager: Any) -> None:
@@ -40,4 +43,9 @@ def _reporting(monitor: Callable[[Any], None]) -> Callable[[Any], None]:
 
 def find_kill(lines: Iterable[str]) -> str:
     """Return the report of a kill in a server's log; empty if there is none."""
-    return next((found[1] for found in map(_LINE.match, lines) if found), "")
+    for line in lines:
+        if worker := _WORKER.match(line):
+            return describe_end(int(worker[2]), False, f"vLLM's {worker[1]}")
+        if found := _LINE.match(line):
+            return found[1]
+    return ""

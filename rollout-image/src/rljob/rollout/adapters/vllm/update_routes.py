@@ -1,8 +1,11 @@
-"""rljob's routes in vLLM's server: the stream of generation requests, one call to receive and commit weights, and a
-pause without vLLM's wait of 20 ms.
+"""rljob's routes in vLLM's server: the stream of generation requests, a call to join a weight group, one to receive
+and commit weights, and a pause without vLLM's wait of 20 ms.
 
-vLLM's own routes need four calls instead of the first, each with a call of all workers. Its pause waits for the
-outputs of requests in flight, which arrive at the agent in any case.
+vLLM's own routes need four calls to receive, each with a call of all workers. Its pause waits for the outputs of
+requests in flight, which arrive at the agent in any case.
+
+Workers never raise here (:class:`~rljob.rollout.adapters.vllm.weight_transfer.WorkerExtension`): vLLM stops reading
+the answers to a call at the first exception, and would take the others for answers to its next call.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from rljob.rollout.adapters.vllm.generation_stream import GENERATE, serve
 from rljob.rollout.auth_middleware import Application, Scope
 
 PAUSE = "/rljob/pause"
+JOIN = "/rljob/join"
 RECEIVE = "/rljob/receive"
 
 
@@ -47,6 +51,13 @@ class Received(msgspec.Struct):
     """Answer of RECEIVE: the digest that each worker received."""
 
     digests: list[str]
+
+
+class WorkerResult(msgspec.Struct):
+    """What a worker answers: the digest of what it received, and the error that it caught, if any."""
+
+    digest: str
+    error: str
 
 
 class UpdateRoutes:
@@ -92,9 +103,27 @@ async def _pause(engine: Any, body: bytes) -> None:
 
 async def _receive(engine: Any, body: bytes) -> Received:
     order = msgspec.json.decode(body, type=Receive)
-    digests = await engine.collective_rpc("rljob_receive", args=(order.update,))
+    digests = await _call_workers(engine, "rljob_receive", order.update)
     await engine.update_weight_version(order.weight_version)
     return Received(digests)
 
 
-_CALLS: dict[str, Callable[[Any, bytes], Awaitable[object]]] = {PAUSE: _pause, RECEIVE: _receive}
+async def _join(engine: Any, body: bytes) -> None:
+    await _call_workers(engine, "rljob_join", msgspec.json.decode(body))
+
+
+async def _call_workers(engine: Any, method: str, argument: object) -> list[str]:
+    """Call a method of the workers of all data-parallel replicas; return their digests.
+
+    Raises:
+        RuntimeError: a worker failed, or an engine process is dead.
+    """
+    replies = await engine.engine_core.call_utility_all_async("collective_rpc", method, None, (argument,), None)
+    results = [msgspec.convert(result, WorkerResult) for replica in replies for result in replica]
+    if failed := [i for i, result in enumerate(results) if result.error]:
+        errors = (f"worker {i} of {len(results)}: {results[i].error}" for i in failed)
+        raise RuntimeError("; ".join(errors) if len(results) > 1 else results[0].error)
+    return [result.digest for result in results]
+
+
+_CALLS: dict[str, Callable[[Any, bytes], Awaitable[object]]] = {PAUSE: _pause, JOIN: _join, RECEIVE: _receive}

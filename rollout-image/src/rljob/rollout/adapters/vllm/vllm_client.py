@@ -1,8 +1,8 @@
 """Client of a vLLM server.
 
 Uses :mod:`rljob.rollout.adapters.vllm.generation_stream`, the routes of
-:mod:`rljob.rollout.adapters.vllm.update_routes`, those of vLLM's development mode that join a weight group and resume,
-and /inference/v1/generate for the log-probabilities of a prompt.
+:mod:`rljob.rollout.adapters.vllm.update_routes`, /resume of vLLM's development mode, and /inference/v1/generate for the
+log-probabilities of a prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rljob.protocol.messages import PrepareWeights, SamplingParams, VersionSpan
 from rljob.rollout.adapters.base import INITIAL_VERSION, EngineError, GenerationOutput
 from rljob.rollout.adapters.http_client import EngineHttp
 from rljob.rollout.adapters.vllm.generation_stream import GENERATE, GenerationStream, StreamRequest
-from rljob.rollout.adapters.vllm.update_routes import PAUSE, RECEIVE, Pause, Receive, Received
+from rljob.rollout.adapters.vllm.update_routes import JOIN, PAUSE, RECEIVE, Pause, Receive, Received
 
 SCORE = "/inference/v1/generate"
 PAUSE_MODES = {  # inFlight → (vLLM's mode, whether vLLM clears the KV cache)
@@ -95,7 +95,7 @@ class VllmClient:
             "bucket_bytes": update.bucket_bytes,
             "timeout_seconds": seconds,
         }
-        await self._http.post("/init_weight_transfer_engine", {"init_info": info})
+        await self._http.post(JOIN, info)
 
     async def pause(self, in_flight: str) -> None:
         """Stop generating."""

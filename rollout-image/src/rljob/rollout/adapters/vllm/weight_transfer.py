@@ -1,7 +1,8 @@
-"""Receives weights inside a vLLM worker.
+"""Receives weights inside each worker of vLLM.
 
-A weight transfer engine of vLLM, based on :class:`rljob.transfer.receiver.WeightReceiver`. vLLM's layerwise reload
-loads the tensors into the model. This module adds:
+A weight transfer engine of vLLM, based on :class:`rljob.transfer.receiver.WeightReceiver`. Every worker receives every
+tensor, and vLLM's layerwise reload loads the worker's part of it into the model: with tensor parallelism slices, with
+pipeline parallelism some layers. This module adds:
 
 - On CPU, the packed copy of a tied ``lm_head`` is packed again, because vLLM does not refresh it.
 - After a failed update, the layers get their previous tensors back, so that another update can follow. Their weights
@@ -87,9 +88,9 @@ class VllmWeightTransfer(WeightTransferEngine[JoinInfo, RoundInfo]):
             PROCESS_LOG.start()
         tied = bool(getattr(self.model_config.hf_text_config, "tie_word_embeddings", False))
         drop_records(RELOADING, partial(is_reload_warning, tied=tied))
-        server = multiprocessing.parent_process()
-        if server is not None and server.pid is not None:
-            die_with_parent(server.pid)
+        parent = multiprocessing.parent_process()  # the engine process, or the server if the worker is a part of it
+        if parent is not None and parent.pid is not None:
+            die_with_parent(parent.pid)
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
         """Leave the current group, if any, and join this one.
@@ -135,23 +136,40 @@ class VllmWeightTransfer(WeightTransferEngine[JoinInfo, RoundInfo]):
 
 
 class WorkerExtension:
-    """Methods added to vLLM's worker, for collective_rpc. The attributes are those of the worker."""
+    """Methods added to vLLM's worker, for collective_rpc. The attributes are those of the worker.
+
+    The methods return a :class:`~rljob.rollout.adapters.vllm.update_routes.WorkerResult` as a dictionary and never
+    raise. A worker that fails leaves the weight group, so that the other members fail too, and at once.
+    """
 
     weight_transfer_engine: VllmWeightTransfer
+    init_weight_transfer_engine: Callable[[dict[str, Any]], None]
     start_weight_update: Callable[[], None]
     update_weights: Callable[[dict[str, Any]], None]
     finish_weight_update: Callable[[], None]
 
-    def rljob_receive(self, update: dict[str, Any]) -> str:
-        """Receive one update and commit it; return the digest of its bytes, hex.
+    def rljob_join(self, group: dict[str, Any]) -> dict[str, str]:
+        """Join a weight group. ``group``: a :class:`JoinInfo`."""
+        return self._result(lambda: self.init_weight_transfer_engine(group))
 
-        Args:
-            update: a :class:`RoundInfo`.
-        """
-        self.start_weight_update()
-        self.update_weights(update)
-        self.finish_weight_update()
-        return self.weight_transfer_engine.receiver.digest
+    def rljob_receive(self, update: dict[str, Any]) -> dict[str, str]:
+        """Receive one update and commit it, unless a worker received other bytes. ``update``: a :class:`RoundInfo`."""
+
+        def receive() -> None:
+            self.start_weight_update()
+            self.update_weights(update)
+            self.finish_weight_update()
+
+        return self._result(receive)
+
+    def _result(self, call: Callable[[], None]) -> dict[str, str]:
+        try:
+            call()
+        except Exception as error:
+            log.exception("a call of this worker failed")
+            self.weight_transfer_engine.shutdown()
+            return {"digest": "", "error": f"{type(error).__name__}: {error}"}
+        return {"digest": self.weight_transfer_engine.receiver.digest, "error": ""}
 
 
 def _restore_layers(model: torch.nn.Module) -> None:

@@ -1,0 +1,184 @@
+"""An agent with a real vLLM server, its coordinator and its trainer, for tests that need vLLM."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from array import array
+
+import psutil
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from rljob.protocol.messages import (
+    Generate,
+    PrepareWeights,
+    Probe,
+    RegisterEngine,
+    RequestId,
+    SamplingParams,
+    WeightAck,
+)
+from rljob.trainer.weight_sender import WeightSender
+from rljob.transfer.packed_weights import pack
+
+BUCKET_BYTES = 200_000
+LONGEST = 1024
+IN_FLIGHT_TOKENS = 600  # about a second
+TOLERANCE = 1e-4
+torch.set_num_threads(1)
+
+
+def ints(data):
+    return array("i", data).tolist()
+
+
+def floats(data):
+    return array("f", data).tolist()
+
+
+class Trainer:
+    """The policy, its sender, and updates numbered from 1."""
+
+    def __init__(self, path, workers=1):
+        torch.manual_seed(0)
+        config = Qwen2Config(
+            vocab_size=320,
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+            initializer_range=0.06,
+            max_position_embeddings=1024,
+        )
+        self.model = Qwen2ForCausalLM(config).float().eval()
+        self.model.save_pretrained(path)
+        self.sender = WeightSender("127.0.0.1", 20.0, "gloo")
+        self.workers = workers
+        self.version = -1
+        self.updates = 0
+
+    def change(self):
+        """Change the weights to the next version."""
+        self.version += 1
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.02)
+
+    def logprobs(self, tokens):
+        """Return the log-probability of each token but the first."""
+        with torch.no_grad():
+            logits = self.model(torch.tensor([tokens])).logits[0, :-1]
+        chosen = torch.tensor(tokens[1:]).unsqueeze(-1)
+        return torch.log_softmax(logits, -1).gather(-1, chosen).squeeze(-1).tolist()
+
+    def tensors(self):
+        return [(name, parameter.detach()) for name, parameter in self.model.named_parameters()]
+
+    def packed(self):
+        return pack(self.tensors(), BUCKET_BYTES)
+
+    def prepare(self, engine, in_flight="keep", fresh=False, timeout=20.0):
+        self.updates += 1
+        info = self.sender.open(engine, fresh, self.workers)
+        sequences = [[5, 6, 7, 8, 9], list(range(20, 60))]
+        return PrepareWeights(
+            update=self.updates,
+            lineage=0,
+            version=self.version,
+            group=info.group,
+            address=info.address,
+            port=info.port,
+            world_size=info.world_size,
+            transport="gloo",
+            bucket_bytes=BUCKET_BYTES,
+            parameters=self.packed().parameters,
+            probe=Probe(sequences, [self.logprobs(s) for s in sequences]),
+            in_flight=in_flight,
+            timeout_seconds=timeout,
+        )
+
+
+class Run:
+    """An agent process with its coordinator and trainer."""
+
+    def __init__(self, coordinator, trainer, process, model_path):
+        self.coordinator = coordinator
+        self.trainer = trainer
+        self.process = process
+        self.model_path = model_path
+        self.engine = ""
+        self.turns = 0
+
+    async def registered(self):
+        registration = await self.coordinator.next(RegisterEngine)
+        self.engine = registration.instance
+        return registration
+
+    async def update(self, **how):
+        return await self.carry_out(self.trainer.prepare(self.engine, **how))
+
+    async def carry_out(self, message):
+        await self.coordinator.send(message)
+        sent = await asyncio.to_thread(self.trainer.sender.send, self.engine, self.trainer.packed())
+        ack = await self.coordinator.next(WeightAck)
+        assert (ack.update, ack.version) == (message.update, message.version)
+        assert ack.digest == sent == self.trainer.packed().digest()
+        assert 0 <= ack.probe_error <= TOLERANCE
+        return ack
+
+    def request(self, prompt, tokens, temperature=1.0, stop=()):
+        self.turns += 1
+        request_id = RequestId("g0.0", self.turns, 0)
+        sampling = SamplingParams(temperature, tokens, list(stop), self.turns)
+        return Generate(request_id, array("i", prompt).tobytes(), sampling)
+
+    def server(self):
+        """The server's process, child of the agent."""
+        return next(p for p in psutil.Process(self.process.pid).children() if "adapters.vllm" in " ".join(p.cmdline()))
+
+    def check(self, prompt, completion):
+        """Compare a completion of one version with the trainer's model."""
+        tokens = ints(completion.token_ids)
+        expected = self.trainer.logprobs([*prompt, *tokens])[len(prompt) - 1 :]
+        worst = max(abs(a - b) for a, b in zip(floats(completion.logprobs), expected, strict=True))
+        assert worst <= TOLERANCE
+
+
+def agent_environment(tmp_path, url, text):
+    job = tmp_path / "job.json"
+    job.write_text(text)
+    return dict(
+        os.environ,
+        RLJOB_JOB=str(job),
+        RLJOB_STORAGE=str(tmp_path),
+        RLJOB_COORDINATOR=url,
+        RLJOB_TOKEN="t",
+        RLJOB_NAME="main",
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(path, coordinator, trainer, text):
+    """Run an agent whose engine has the trainer's weights of version 0."""
+    await coordinator.start()
+    environment = agent_environment(path, coordinator.url, text)
+    with (path / "agent.log").open("w") as log:
+        command = [sys.executable, "-m", "rljob.rollout.main"]
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    run = Run(coordinator, trainer, process, path / "model")
+    try:
+        registration = await run.registered()
+        assert (registration.lineage, registration.version, registration.running) == (-1, -1, [])
+        trainer.change()
+        await run.update()
+        yield run
+    finally:
+        process.terminate()
+        process.wait(20)
+        await coordinator.stop()
+        sys.stderr.write((path / "agent.log").read_text()[-20000:])  # shown when a test fails
+    assert process.returncode == 0

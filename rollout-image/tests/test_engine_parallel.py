@@ -1,0 +1,134 @@
+"""Real vLLM engines with several workers behind the agent: every worker receives the weights and loads its part."""
+
+import asyncio
+import signal
+import threading
+
+import psutil
+import pytest
+from served_engine import LONGEST, TOLERANCE, Trainer, ints, running
+
+from rljob.api.roles import Rollout
+from rljob.protocol.messages import EngineCrashed, VersionSpan, WeightFailed
+from rljob.rollout.adapters.vllm.adapter import VllmAdapter
+from rljob.rollout.conformance import CHECKS, EngineUnderTest
+from rljob.trainer.weight_sender import WeightTransferError
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
+
+IN_FLIGHT_TOKENS = 300  # a second or more
+SIZES = {"tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}, "data": {"data": 2}}
+with_tensor_parallelism = pytest.mark.parametrize("run", ["tensor"], indirect=True, scope="module")
+"""For tests that take long, and of which vLLM's other workers show no more."""
+
+
+@pytest.fixture(scope="module", params=SIZES)
+async def run(request, tmp_path_factory, make_coordinator, manifest):
+    path = tmp_path_factory.mktemp("engine")
+    sizes = SIZES[request.param]
+    text = manifest("job://model", maxModelLength=LONGEST, parallelism=sizes, kvCacheBytes=64 << 20)
+    trainer = Trainer(path / "model", workers=2)
+    async with running(path, make_coordinator(), trainer, text) as run:
+        yield run
+
+
+def family(run):
+    """Return the server and its processes."""
+    server = run.server()
+    return [server, *server.children(recursive=True)]
+
+
+def workers(run):
+    """Return the processes that hold weights."""
+    return [process for process in family(run) if process.name().startswith("VLLM::Worker")]
+
+
+async def test_each_update_reaches_every_worker(run):
+    assert len(workers(run)) == 2
+    for _ in range(3):
+        run.trainer.change()
+        ack = await run.update()  # compares digests and the probe
+        assert ack.probe_error <= TOLERANCE
+        messages = [run.request([3, 1, 4, i], 20) for i in range(6)]
+        await run.coordinator.send(*messages)
+        for i, message in enumerate(messages):
+            done = await run.coordinator.completion(message.request_id)
+            assert done.spans == [VersionSpan(run.trainer.version, 0, 20)]
+            run.check([3, 1, 4, i], done)
+
+
+async def test_the_processes_listen_on_loopback_only(run):
+    listening = [c for process in family(run) for c in process.net_connections() if c.status == "LISTEN"]
+    assert listening and {c.laddr.ip for c in listening} <= {"127.0.0.1", "::1"}
+
+
+@pytest.fixture(scope="module")
+async def engine(run):
+    """The server without its agent, in the weight group of another sender: the agent's next update fails."""
+    adapter = VllmAdapter(Rollout(name="main", dtype="float32"), run.model_path)
+    words = run.server().cmdline()
+    port, key = int(words[words.index("--port") + 1]), run.server().environ()["VLLM_API_KEY"]
+    client = adapter.connect(port, key)
+    tensors = run.trainer.tensors()
+    engine = EngineUnderTest(client, adapter.in_flight, tensors, 320, LONGEST, IN_FLIGHT_TOKENS, workers=2)
+    await engine.update()
+    yield engine
+    engine.close()
+    await client.close()
+
+
+@with_tensor_parallelism
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_the_interface(engine, check):
+    await check(engine)
+
+
+@with_tensor_parallelism
+async def test_a_worker_that_is_killed_during_an_update_costs_the_engine_only(run, engine, monkeypatch):
+    engine.close()
+    await run.update(fresh=True)
+    lost, old = run.request([1, 2, 3], IN_FLIGHT_TOKENS), run.engine
+    await run.coordinator.send(lost)
+    run.trainer.change()
+    message = run.trainer.prepare(run.engine)
+    group = run.trainer.sender._opened[run.engine].group
+    middle, gone, plain = threading.Event(), threading.Event(), group.broadcast
+
+    def broadcast(*arguments):
+        if middle.is_set():
+            gone.wait()
+        plain(*arguments)
+        middle.set()
+
+    monkeypatch.setattr(group, "broadcast", broadcast)
+    processes = family(run)
+    sending = asyncio.create_task(asyncio.to_thread(run.trainer.sender.send, run.engine, run.trainer.packed()))
+    await run.coordinator.send(message)
+    await asyncio.to_thread(middle.wait)
+    workers(run)[1].send_signal(signal.SIGKILL)
+    gone.set()
+    with pytest.raises(WeightTransferError):
+        await sending
+    died = await run.coordinator.next(EngineCrashed)
+    assert "was killed by SIGKILL" in died.reason and not died.starting
+    run.coordinator.received[:] = [m for m in run.coordinator.received if not isinstance(m, WeightFailed)]
+    registration = await run.registered()
+    assert registration.instance != old and (registration.version, registration.running) == (-1, [])
+    psutil.wait_procs(processes, 10)
+    assert not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    await run.update()
+    await run.coordinator.send(lost)
+    done = await run.coordinator.completion(lost.request_id)
+    assert len(ints(done.token_ids)) == IN_FLIGHT_TOKENS
+    assert [span.version for span in done.spans] == [run.trainer.version]
+
+
+async def test_no_process_outlives_a_killed_agent(run):
+    """Keep this test last: it kills the agent."""
+    processes = family(run)
+    assert len(processes) >= 3
+    run.process.kill()
+    run.process.wait()
+    await asyncio.to_thread(psutil.wait_procs, processes, 10)
+    assert not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    run.process.returncode = 0
