@@ -223,6 +223,7 @@ async def test_a_leased_trajectory_is_generated_and_scored(stage: Stage) -> None
             "problem": {"question": "xxx", "answer": "train", "metadata": {}},
             "turns": [],
             "response_tokens": 5,
+            "metadata": {"split": "train", "row": 3, "attempt": 0, "maxTokens": MAX_TOKENS},
         }
     ]
 

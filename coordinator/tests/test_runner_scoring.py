@@ -274,7 +274,7 @@ async def test_a_request_that_is_too_long_is_sent_one_sample_at_a_time(
     assert [len(request) for request in service.requests] == [1, 1, 1]
     assert [bool(score.error) for score in scores] == [False, False, False, True, True]
     assert scores[4].error == (
-        "the sample cannot be sent to reward sums: it has 559 bytes, and a request has at most 400; "
+        "the sample cannot be sent to reward sums: it has 596 bytes, and a request has at most 400; "
         "shorten its row or its answer"
     )
 

@@ -153,8 +153,8 @@ def test_a_reward_kind_has_options_and_checks_rows(package: None) -> None:
         ({"function": "no_rewards:plain"}, ["function: module no_rewards cannot be imported (ModuleNotFoundError"]),
         ({"function": "broken_rewards:plain"}, ["function: module broken_rewards cannot be imported (ZeroDivisionErr"]),
         ({"function": "own_rewards:none"}, ["function: module own_rewards has no attribute none; correct"]),
-        ({"function": "own_rewards:number"}, ["function: own_rewards:number is of type int; name a function or a"]),
-        ({"function": "own_rewards:Options"}, ["function: own_rewards:Options is a class; name a function or a"]),
+        ({"function": "own_rewards:number"}, ["function: own_rewards:number is of type int; name a function, a cl"]),
+        ({"function": "own_rewards:Options"}, ["function: own_rewards:Options is a class; name a function, a"]),
         ({"function": "own_rewards:plain", "config": {"a": 1}}, ["config: own_rewards:plain is a function, which has"]),
         (
             {"function": "own_rewards:KIND", "config": {"colum": "a", "unit": 0, "strip": "("}},

@@ -21,7 +21,7 @@ PACKAGE = """
 import os
 
 from rljob.api.base import Model
-from rljob.api.rewards import RewardKind
+from rljob.api.rewards import RewardKind, batch
 
 def plain(completion, problem):
     return float(problem["answer"] in completion), {"characters": len(completion)}
@@ -32,14 +32,30 @@ if "RLJOB_TOKEN" in os.environ:
 def wrong(text):
     return 1.0
 
-async def later(completion):
-    return 1.0
+async def later(completion, problem):
+    return float(problem["answer"] in completion)
 
-class Later:
-    async def __call__(self, completion):
+class SetUp:
+    def __init__(self):
+        self.made_in = os.getpid()
+
+    def set_up(self):
+        self.worker = os.getpid()
+
+    async def __call__(self, completion, problem):
+        assert self.made_in != self.worker == os.getpid()
+        return float(problem["answer"] in completion)
+
+@batch
+def many(completion, problem):
+    return [float(row["answer"] in text) + len(completion) for row, text in zip(problem, completion)]
+
+class WrongClass:
+    def __call__(self, text):
         return 1.0
 
-later_object = Later()
+class NoScorer:
+    pass
 
 class Options(Model):
     price: float = 0.5
@@ -103,6 +119,9 @@ def start(directory: Path, job: RLJob, *arguments: str, **variables: str) -> sub
     ("reward", "scores"),
     [
         ({"function": "own_rewards:plain"}, [(1.0, {"characters": 1.0}), (0.0, {"characters": 2.0})]),
+        ({"function": "own_rewards:later"}, [(1.0, {}), (0.0, {})]),
+        ({"function": "own_rewards:SetUp"}, [(1.0, {}), (0.0, {})]),
+        ({"function": "own_rewards:many"}, [(3.0, {}), (2.0, {})]),
         ({"function": "own_rewards:PRICED"}, [(0.5, {}), (-1.0, {})]),
         ({"function": "own_rewards:PRICED", "config": {"price": 0.25}}, [(0.75, {}), (-0.5, {})]),
     ],
@@ -133,8 +152,8 @@ def test_a_function_of_a_user_package_is_served(
     ("reward", "sentence"),
     [
         ({"function": "own_rewards:wrong"}, "function: reward own asks for 'text'; there are prompt, completion"),
-        ({"function": "own_rewards:later"}, "function: reward own is async; write a plain function"),
-        ({"function": "own_rewards:later_object"}, "function: reward own is async; write a plain function"),
+        ({"function": "own_rewards:WrongClass"}, "function: reward own asks for 'text'; there are prompt, completion"),
+        ({"function": "own_rewards:NoScorer"}, "function: own_rewards:NoScorer is a class; name a function, a class w"),
         ({"function": "own_rewards:none"}, "function: module own_rewards has no attribute none; correct"),
         ({"function": "own_rewards:plain", "config": {"a": 1}}, "config: own_rewards:plain is a function, which has"),
         (

@@ -1,4 +1,4 @@
-"""Fuzzed answers never crash a reward, never take long, and never score by accident.
+"""Fuzzed answers never crash a reward, never compute for long, and never score by accident.
 
 With RLJOB_FUZZ=1 (`make fuzz`) there are 100,000 texts, otherwise a sample.
 """
@@ -65,7 +65,7 @@ def test_fuzzed_answers_score_nothing_and_raise_nothing(name: str) -> None:
     evaluators = [RewardEvaluator(make(kind.parse(config), []), name) for config in configs]
     for i in range(TEXTS):
         completion, row = text(source), rows[i % len(rows)]
-        began = time.monotonic()
+        began = time.process_time()
         score = evaluators[i % len(evaluators)](ScoreItem("s", "t", "", completion, "stop", row))
         assert (score.error, score.reward) == ("", 0.0), repr(completion)
-        assert time.monotonic() - began < LONGEST_SECONDS, repr(completion)
+        assert time.process_time() - began < LONGEST_SECONDS, repr(completion)

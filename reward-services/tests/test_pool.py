@@ -26,6 +26,22 @@ WRITE = "write "
 CLOSE = "close"
 
 
+class Each:
+    """Scores samples one by one with a function."""
+
+    batched = together = False
+
+    def __init__(self, score) -> None:
+        self._score = score
+
+    def set_up(self) -> None:
+        pass
+
+    def score_all(self, items, send, seconds) -> None:
+        for each in items:
+            send(self._score(each))
+
+
 def item(sample: str, completion: str = "") -> ScoreItem:
     return ScoreItem(sample, "sums", "", completion, "stop", {})
 
@@ -67,13 +83,13 @@ def gone(pid: int) -> bool:
 
 
 async def test_scores_have_the_order_of_the_items():
-    async with Pool(score, "r", processes=2, timeout_seconds=10) as pool:
+    async with Pool(Each(score), "r", processes=2, timeout_seconds=10) as pool:
         names = [f"g{i}.0" for i in range(200)]
         assert [result.sample for result in await pool.score([item(name) for name in names])] == names
 
 
 async def test_concurrent_requests_share_all_workers():
-    async with Pool(score, "r", processes=2, timeout_seconds=10) as pool:
+    async with Pool(Each(score), "r", processes=2, timeout_seconds=10) as pool:
         results = await asyncio.gather(*(pool.score([item(f"g{r}.{i}") for i in range(50)]) for r in range(4)))
     assert [[v.sample for v in some] for some in results] == [[f"g{r}.{i}" for i in range(50)] for r in range(4)]
     assert len({v.reward for some in results for v in some}) == 2
@@ -81,7 +97,7 @@ async def test_concurrent_requests_share_all_workers():
 
 async def test_a_sample_that_times_out_affects_no_other():
     before = metrics.TIMEOUTS._value.get()
-    async with Pool(score, "slow", processes=1, timeout_seconds=2) as pool:
+    async with Pool(Each(score), "slow", processes=1, timeout_seconds=2) as pool:
         first, bad, *rest = await pool.score([item("a"), item("b", HANG), item("c"), item("d")])
     assert bad == Score("b", 0.0, {}, "reward slow took longer than 2 s")
     assert [(v.sample, v.error) for v in (first, *rest)] == [("a", ""), ("c", ""), ("d", "")]
@@ -91,7 +107,7 @@ async def test_a_sample_that_times_out_affects_no_other():
 
 
 async def test_the_limit_is_for_each_sample_not_for_a_chunk():
-    async with Pool(score, "r", processes=1, timeout_seconds=2) as pool:
+    async with Pool(Each(score), "r", processes=1, timeout_seconds=2) as pool:
         results = await pool.score([item(f"g{i}.0", NAP) for i in range(22)])
     assert [v.error for v in results] == [""] * 22
     assert len({v.reward for v in results}) == 1, "all together exceed the limit, none does alone"
@@ -99,7 +115,7 @@ async def test_the_limit_is_for_each_sample_not_for_a_chunk():
 
 async def test_a_sample_that_kills_its_worker_twice_is_an_error():
     before = metrics.CRASHES._value.get()
-    async with Pool(score, "crash", processes=1, timeout_seconds=10) as pool:
+    async with Pool(Each(score), "crash", processes=1, timeout_seconds=10) as pool:
         bad, good = await pool.score([item("a", DIE), item("b")])
     assert bad.error == "reward crash: the worker exited (SIGSEGV) twice on this sample"
     assert good.error == ""
@@ -107,7 +123,7 @@ async def test_a_sample_that_kills_its_worker_twice_is_an_error():
 
 
 async def test_an_idle_worker_that_is_killed_is_replaced():
-    async with Pool(score, "r", processes=1, timeout_seconds=10) as pool:
+    async with Pool(Each(score), "r", processes=1, timeout_seconds=10) as pool:
         (first,) = await pool.score([item("a")])
         os.kill(int(first.reward), signal.SIGKILL)
         (second,) = await pool.score([item("b")])
@@ -115,7 +131,7 @@ async def test_an_idle_worker_that_is_killed_is_replaced():
 
 
 async def test_a_cancelled_request_is_not_scored():
-    async with Pool(score, "r", processes=1, timeout_seconds=2) as pool:
+    async with Pool(Each(score), "r", processes=1, timeout_seconds=2) as pool:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await pool.score([item("a", HANG), *(item(f"b{i}", HANG) for i in range(1000))])
@@ -125,7 +141,7 @@ async def test_a_cancelled_request_is_not_scored():
 
 async def test_closing_the_pool_kills_hanging_workers():
     before = psutil.Process().children()
-    async with Pool(score, "r", processes=2, timeout_seconds=60) as pool:
+    async with Pool(Each(score), "r", processes=2, timeout_seconds=60) as pool:
         (result,) = await pool.score([item("a")])
         stuck = asyncio.create_task(pool.score([item("b", HANG), item("c", HANG)]))
         await asyncio.sleep(0)
@@ -155,7 +171,7 @@ SCORE = '{"sample":"b","reward":1.0}'
 )
 async def test_a_worker_that_writes_no_score_costs_its_sample_only(written):
     before = metrics.CRASHES._value.get()
-    async with Pool(score, "odd", processes=1, timeout_seconds=10) as workers:
+    async with Pool(Each(score), "odd", processes=1, timeout_seconds=10) as workers:
         results = await workers.score([item("a"), item("b", WRITE + written), item("c"), item("d")])
         (later,) = await workers.score([item("e")])
     assert [(v.sample, bool(v.error)) for v in results] == [("a", False), ("b", True), ("c", False), ("d", False)]
@@ -166,7 +182,7 @@ async def test_a_worker_that_writes_no_score_costs_its_sample_only(written):
 
 
 async def test_a_worker_that_closes_its_socket_costs_its_sample_only():
-    async with Pool(score, "odd", processes=1, timeout_seconds=10) as workers:
+    async with Pool(Each(score), "odd", processes=1, timeout_seconds=10) as workers:
         bad, good = await workers.score([item("a", CLOSE), item("b")])
     assert bad.error.startswith("reward odd: the worker exited (") and good.error == ""
 
@@ -201,7 +217,7 @@ async def test_metrics_that_cannot_be_sent_fail_their_sample_and_the_worker_stay
 
 @pytest.mark.parametrize("bad", [item("\ud800"), item("b", "\ud800")], ids=ascii)
 async def test_a_sample_that_no_worker_can_receive_fails(bad):
-    async with Pool(score, "r", processes=1, timeout_seconds=10) as workers:
+    async with Pool(Each(score), "r", processes=1, timeout_seconds=10) as workers:
         first, failed, last = await workers.score([item("a"), bad, item("c")])
     assert failed.error.startswith("the sample cannot be passed to a worker: ") and first.error == last.error == ""
 
@@ -210,7 +226,7 @@ async def test_a_row_that_is_nested_too_deeply_fails_its_sample():
     deep = []
     for _ in range(sys.getrecursionlimit()):
         deep = [deep]
-    async with Pool(score, "r", processes=1, timeout_seconds=10) as workers:
+    async with Pool(Each(score), "r", processes=1, timeout_seconds=10) as workers:
         bad, good = await workers.score([ScoreItem("a", "", "", "", "", {"row": deep}), item("b")])
     assert bad.error.startswith("the sample cannot be passed to a worker: maximum recursion") and good.error == ""
 
@@ -218,14 +234,14 @@ async def test_a_row_that_is_nested_too_deeply_fails_its_sample():
 async def test_a_service_without_a_free_process_tries_again(monkeypatch, caplog):
     failures = iter([BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")] * 3)
 
-    def fork(score, memory_bytes):
+    def fork(*arguments):
         for error in failures:
             raise error
-        return fork_worker(score, memory_bytes)
+        return fork_worker(*arguments)
 
     monkeypatch.setattr(pool, "fork_worker", fork)
     monkeypatch.setattr(pool, "FIRST_BACKOFF_SECONDS", 0.0)
-    async with Pool(score, "r", processes=1, timeout_seconds=10) as workers:
+    async with Pool(Each(score), "r", processes=1, timeout_seconds=10) as workers:
         (result,) = await workers.score([item("a")])
     assert result.error == ""
     assert [record.message for record in caplog.records] == [
@@ -243,7 +259,7 @@ async def test_a_defect_of_the_service_fails_a_sample_and_ends_nothing(monkeypat
     decoder = pool._decoder
     monkeypatch.setattr(pool, "_decoder", Decoder())
     monkeypatch.setattr(pool, "FIRST_BACKOFF_SECONDS", 0.0)
-    async with Pool(score, "r", processes=1, timeout_seconds=10) as workers:
+    async with Pool(Each(score), "r", processes=1, timeout_seconds=10) as workers:
         results = await workers.score([item("a"), item("b"), item("c")])
     assert [v.error for v in results] == ["", "reward r: the worker cannot be used twice on this sample", ""]
 
@@ -252,8 +268,8 @@ def test_workers_die_with_a_service_that_is_killed():
     reading, writing = os.pipe()
     service = os.fork()
     if service == 0:
-        pid, connection = fork_worker(score)
-        connection.sendall(b'{"sample":"a","task":"","prompt":"","completion":"hang","finish":"","problem":{}}\n')
+        pid, connection = fork_worker(Each(score))
+        connection.sendall(b'[{"sample":"a","task":"","prompt":"","completion":"hang","finish":"","problem":{}}]\n')
         os.write(writing, str(pid).encode())
         signal.pause()
     worker = os.pidfd_open(int(os.read(reading, 20)))

@@ -25,13 +25,9 @@ def test_a_reward_gets_the_fields_it_names():
 
 def test_a_reward_with_variable_keywords_gets_all_fields():
     def reward(*, completion, **rest):
-        return float(sorted(rest) == ["finish", "problem", "prompt", "response_tokens", "task"])
+        return float(sorted(rest) == ["finish", "metadata", "problem", "prompt", "response_tokens", "task", "turns"])
 
     assert evaluate(reward, "right", ITEM).reward == 1.0
-
-
-async def _later(completion):
-    return 1.0
 
 
 @pytest.mark.parametrize(
@@ -39,7 +35,6 @@ async def _later(completion):
     [
         (lambda text: 1.0, "reward mine asks for 'text'; there are prompt, completion, finish, problem, task, "),
         (lambda completion, /: 1.0, "reward mine asks for 'completion'; there are prompt"),
-        (_later, "reward mine is async; write a plain function"),
     ],
 )
 def test_a_function_that_cannot_be_a_reward_is_refused_before_it_is_called(reward, error):

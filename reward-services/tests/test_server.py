@@ -6,12 +6,16 @@ import pytest
 
 from rljob.protocol import score_messages
 from rljob.protocol.score_messages import Score, ScoreItem, ScoreReply, ScoreRequest
+from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.pool import Pool
 from rljob.rewards.server import build_app
 
 
-def score(item: ScoreItem) -> Score:
-    return Score(item.sample, float(len(item.completion)), {"half": len(item.completion) / 2}, "")
+def length(completion: str) -> tuple[float, dict[str, float]]:
+    return len(completion), {"half": len(completion) / 2}
+
+
+score = RewardEvaluator(length, "length")
 
 
 @pytest.fixture

@@ -199,6 +199,12 @@ class LeasedTrajectory:
             problem=self.prompt.problem,
             turns=self._texts() if len(self._turns) > 1 else [],
             response_tokens=len(self._turns[-1].token_ids) // 4 if self._turns else None,
+            metadata={
+                "split": self._lease.split,
+                "row": self._lease.row,
+                "attempt": self._lease.attempt,
+                "maxTokens": self._runtime.task.sampling.max_tokens,
+            },
         )
         with self._in_call():
             return await self._runtime.reward.score(item)

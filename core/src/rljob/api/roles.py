@@ -49,8 +49,8 @@ class Reward(Model):
         Annotated[str, Extension(REWARDS, references=False)] | None, Field(description=builtin_docs())
     ] = None
     function: Reference | None = None
-    """Reward of your own package as `module:attribute`: a function as in the reward SDK, or a `RewardKind` with
-    options. In a cluster the image in `template` must have the package."""
+    """Reward of your own package as `module:attribute`: a function or a class as in the reward SDK, or a `RewardKind`
+    with options. In a cluster the image in `template` must have the package."""
     config: Annotated[dict[Text, Any], Field(max_length=64, description=option_docs())] = {}
     url: Url | None = None
     """Address of a service outside the job; samples are posted to URL/v1/score."""

@@ -44,6 +44,7 @@ class ScoreItem(msgspec.Struct):
     problem: dict[str, Any]  # the row of the task's data; for reasoning-gym: question, answer, metadata
     turns: list[ScoreTurn] = []  # of a sample with several turns: all text after the prompt, in order
     response_tokens: int | None = None  # tokens of the last answer; null: unknown
+    metadata: dict[str, Any] = {}  # of the sample: split (train | heldOut), row, attempt, maxTokens
 
 
 class ScoreRequest(msgspec.Struct):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from rljob.api.extensions import is_async
-from rljob.api.rewards import NotScored, Parts, Scorer
+from rljob.api.rewards import NotScored, Parts, Scorer, is_batch
 from rljob.protocol.score_messages import MAX_ERROR, Score, ScoreItem
 
-FIELDS = ("prompt", "completion", "finish", "problem", "task", "response_tokens")
+FIELDS = ("prompt", "completion", "finish", "problem", "task", "turns", "response_tokens", "metadata")
 """Possible parameters of a reward: fields of a ScoreItem."""
+
+
+Send = Callable[[Score], None]
 
 
 class RewardEvaluator:
@@ -20,7 +24,8 @@ class RewardEvaluator:
 
     Args:
         scorer: called with the keyword arguments of :data:`FIELDS` that it names, or with all if it takes ``**_``.
-            Returns a number, or a number and a mapping of names to further numbers.
+            It may be async. Marked with :func:`rljob.api.rewards.batch` it gets lists, and returns a list. For each
+            sample it returns a number, a number and a mapping of names to further numbers, Parts, or NotScored.
         name: of the reward, for errors.
         field: field of the manifest that names the scorer, for errors; empty if a user's program passes the scorer.
 
@@ -31,20 +36,96 @@ class RewardEvaluator:
     def __init__(self, scorer: Scorer, name: str, field: str = "") -> None:
         self._scorer = scorer
         self._name = name
+        self._async = callable(scorer) and is_async(scorer)
+        self._runner: asyncio.Runner | None = None
+        self.batched = is_batch(scorer)
         try:
             self._fields = fields_of(scorer, name)
         except ValueError as error:
             raise ValueError(f"{field}: {error}" if field else str(error)) from None
 
+    @property
+    def together(self) -> bool:
+        """Whether samples of a chunk are scored at the same time, so that each may cause a failure of the worker."""
+        return self.batched or self._async
+
+    def set_up(self) -> None:
+        """Call the method ``set_up`` of the scorer, in a worker before its first sample."""
+        if callable(set_up := getattr(self._scorer, "set_up", None)):
+            set_up()
+
     def __call__(self, item: ScoreItem) -> Score:
         """Return the score of ``item``."""
+        scores: list[Score] = []
+        self.score_all([item], scores.append)
+        return scores[0]
+
+    def score_all(self, items: Sequence[ScoreItem], send: Send, seconds: float | None = None) -> None:
+        """Call ``send`` with the score of each item, in order.
+
+        Args:
+            items: the samples.
+            send: receives the scores.
+            seconds: limit for one sample of an async scorer; the pool ends a worker that exceeds it otherwise.
+        """
+        if self.batched:
+            for score in self._score_batch(items, seconds):
+                send(score)
+        elif self._async:
+            self._run(self._score_concurrently(items, send, seconds))
+        else:
+            for item in items:
+                send(self._guarded(item, lambda item=item: self._scorer(**self._arguments(item))))  # type: ignore[misc]
+
+    def _score_batch(self, items: Sequence[ScoreItem], seconds: float | None) -> list[Score]:
+        """Return the scores of one call; if it fails, the samples are scored one by one to find the cause."""
         try:
-            result: Any = self._scorer(**{field: getattr(item, field) for field in self._fields})
-            return self._score_of(item, result)
-        except NotScored as reason:
-            return self._not_scored(item, reason)
+            result: Any = self._scorer(**{field: [getattr(item, field) for item in items] for field in self._fields})
+            if self._async:
+                result = self._run(_limited(result, None if seconds is None else seconds * len(items)))
+            results = list(result)
+            if len(results) != len(items):
+                raise ValueError(f"it returned {len(results)} scores for {len(items)} samples; return one for each")
+        except Exception as error:  # noqa: BLE001 user code may raise anything
+            if len(items) > 1:
+                return [score for item in items for score in self._score_batch([item], seconds)]
+            return [self._failure(items[0], error, seconds)]
+        return [self._guarded(item, lambda each=each: each) for item, each in zip(items, results, strict=True)]  # type: ignore[misc]
+
+    async def _score_concurrently(self, items: Sequence[ScoreItem], send: Send, seconds: float | None) -> None:
+        tasks = [asyncio.create_task(self._score_async(item, seconds)) for item in items]
+        for task in tasks:
+            send(await task)
+
+    async def _score_async(self, item: ScoreItem, seconds: float | None) -> Score:
+        scorer: Any = self._scorer
+        try:
+            result = await _limited(scorer(**self._arguments(item)), seconds)
+        except Exception as error:  # noqa: BLE001 user code may raise anything
+            return self._failure(item, error, seconds)
+        return self._guarded(item, lambda: result)
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        if self._runner is None:  # one for the life of a worker, so that connections of the scorer stay usable
+            self._runner = asyncio.Runner()
+        return self._runner.run(work)
+
+    def _arguments(self, item: ScoreItem) -> dict[str, Any]:
+        return {field: getattr(item, field) for field in self._fields}
+
+    def _guarded(self, item: ScoreItem, result: Callable[[], Any]) -> Score:
+        """Return the score for what ``result`` returns or raises."""
+        try:
+            return self._score_of(item, result())
         except Exception as error:  # noqa: BLE001 user code may raise anything; the error is the result of the sample
-            return error_score(item.sample, f"reward {self._name} raised {_described(error)}")
+            return self._failure(item, error, None)
+
+    def _failure(self, item: ScoreItem, error: Exception, seconds: float | None) -> Score:
+        if isinstance(error, NotScored):
+            return self._not_scored(item, error)
+        if isinstance(error, _LimitExceeded):
+            return error_score(item.sample, time_limit_sentence(self._name, seconds or 0.0))
+        return error_score(item.sample, f"reward {self._name} raised {_described(error)}")
 
     def _score_of(self, item: ScoreItem, result: Any) -> Score:
         """Return the score for what the scorer returned. Objects of user code may raise here."""
@@ -63,6 +144,30 @@ class RewardEvaluator:
 
     def _not_scored(self, item: ScoreItem, reason: NotScored) -> Score:
         return error_score(item.sample, f"reward {self._name} did not score the sample: {_described(reason)}")
+
+
+class _LimitExceeded(Exception):
+    """An async scorer took longer than its limit."""
+
+
+async def _limited(work: Awaitable[Any], seconds: float | None) -> Any:
+    """Await ``work``.
+
+    Raises:
+        _LimitExceeded: it takes longer than ``seconds``. A TimeoutError of the work itself is raised as it is.
+    """
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await work
+    except TimeoutError:
+        if limit.expired():
+            raise _LimitExceeded from None
+        raise
+
+
+def time_limit_sentence(name: str, seconds: float) -> str:
+    """Return the error of a sample that took longer than its limit."""
+    return f"reward {name} took longer than {seconds:g} s"
 
 
 def error_score(sample: str, reason: str) -> Score:
@@ -85,10 +190,6 @@ def fields_of(scorer: Any, name: str) -> tuple[str, ...]:
     """
     if not callable(scorer):
         raise ValueError(f"reward {name} is of type {type(scorer).__name__}, which is not callable; use a function")
-    if is_async(scorer):
-        raise ValueError(
-            f"reward {name} is async; write a plain function, worker processes already call it concurrently"
-        )
     parameters = inspect.signature(scorer).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return FIELDS

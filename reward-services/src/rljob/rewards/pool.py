@@ -16,7 +16,6 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -24,12 +23,13 @@ import msgspec
 from rljob.protocol.backoff import Backoff
 from rljob.protocol.score_messages import MAX_SCORE_BYTES, Score, ScoreItem
 from rljob.rewards import metrics
-from rljob.rewards.evaluate import error_score
-from rljob.rewards.worker import fork_worker
+from rljob.rewards.evaluate import error_score, time_limit_sentence
+from rljob.rewards.worker import Evaluator, fork_worker
 
 log = logging.getLogger(__name__)
 
 CHUNK = 32  # maximum number of samples that a worker receives at a time
+OWN_LIMIT_SECONDS = 1.0  # for a scorer that ends its samples by itself at the limit, before the worker is killed
 GRACE_SECONDS = 0.05  # to read a score that arrived in time although the service was not scheduled
 TRIES = 2
 FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.1, 5.0  # after an error of the service
@@ -53,16 +53,17 @@ class SampleTimeoutError(WorkerError):
 @dataclass(eq=False)
 class _Job:
     sample: str
-    line: bytes  # the item as JSON
+    text: bytes  # the item as JSON
     result: asyncio.Future[Score]
     tries: int = 0
+    alone: bool = False  # not in a chunk with others: a chunk that it was in made a worker fail
 
 
 class _Worker:
     """The service's side of a worker process, and the samples it has not answered yet."""
 
-    def __init__(self, score: Callable[[ScoreItem], Score], memory_bytes: int | None) -> None:
-        self._pid, self._socket = fork_worker(score, memory_bytes)
+    def __init__(self, evaluator: Evaluator, seconds: float, memory_bytes: int | None) -> None:
+        self._pid, self._socket = fork_worker(evaluator, seconds, memory_bytes)
         self._writer: asyncio.StreamWriter | None = None
         self.chunk: deque[_Job] = deque()
 
@@ -72,7 +73,7 @@ class _Worker:
     def give(self, chunk: deque[_Job]) -> None:
         assert self._writer is not None
         self.chunk = chunk
-        self._writer.writelines(job.line for job in chunk)
+        self._writer.write(b"[" + b",".join(job.text for job in chunk) + b"]\n")
 
     async def answer(self, seconds: float) -> Score:
         """Return the score of the first sample of the chunk.
@@ -85,7 +86,7 @@ class _Worker:
         try:
             score = _decoder.decode(await self._line(seconds))
         except TimeoutError:
-            raise SampleTimeoutError(f"took longer than {seconds:g} s") from None
+            raise SampleTimeoutError("took too long") from None
         except (ConnectionError, asyncio.IncompleteReadError):
             raise WorkerExitedError("exited") from None
         except (ValueError, RecursionError, asyncio.LimitOverrunError):
@@ -117,7 +118,7 @@ class Pool:
     """Scores samples in ``processes`` workers; an async context manager, entered on the main thread.
 
     Args:
-        score: scores one sample in a worker. Everything it needs is loaded before the workers are forked.
+        evaluator: scores samples in a worker. Everything it needs is loaded before the workers are forked.
         name: the reward's name, for errors.
         processes: workers.
         timeout_seconds: limit for one sample.
@@ -126,13 +127,13 @@ class Pool:
 
     def __init__(
         self,
-        score: Callable[[ScoreItem], Score],
+        evaluator: Evaluator,
         name: str,
         processes: int,
         timeout_seconds: float,
         memory_bytes: int | None = None,
     ) -> None:
-        self._score = score
+        self._evaluator = evaluator
         self._name = name
         self._processes = processes
         self._timeout = timeout_seconds
@@ -161,7 +162,7 @@ class Pool:
     def _enqueue(self, item: ScoreItem) -> _Job:
         job = _Job(item.sample, b"", asyncio.get_running_loop().create_future())
         try:
-            job.line = _encoder.encode(item) + b"\n"
+            job.text = _encoder.encode(item)
         except (ValueError, RecursionError) as error:
             _answer(job, error_score(item.sample, f"the sample cannot be passed to a worker: {error}"))
         else:
@@ -173,7 +174,7 @@ class Pool:
         backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
         while True:
             try:
-                worker = _Worker(self._score, self._memory)
+                worker = _Worker(self._evaluator, self._timeout, self._memory)
                 await self._use(worker)
             except Exception:  # no process left, or a defect of this module: without workers all samples would wait
                 log.exception("reward %s: a worker cannot be used; trying another one", self._name)
@@ -195,7 +196,11 @@ class Pool:
         finally:
             how = worker.end()
             if worker.chunk and error is not None:
-                self._handle_worker_end(worker.chunk.popleft(), error, how)
+                if self._evaluator.together and len(worker.chunk) > 1:
+                    for job in worker.chunk:
+                        job.alone = True
+                else:
+                    self._handle_worker_end(worker.chunk.popleft(), error, how)
                 for job in worker.chunk:
                     self._queue.put_nowait(job)
 
@@ -205,17 +210,30 @@ class Pool:
             worker.give(await self._take_chunk())
             while worker.chunk:
                 started = time.perf_counter()
-                score = await worker.answer(self._timeout)
+                score = await worker.answer(self._seconds_for(len(worker.chunk)))
                 metrics.SECONDS.observe(time.perf_counter() - started)
+                if score.error == time_limit_sentence(self._name, self._timeout):  # of an async scorer
+                    metrics.TIMEOUTS.inc()
                 _answer(worker.chunk.popleft(), score)
+
+    def _seconds_for(self, samples: int) -> float:
+        """Return the limit for the next answer of a worker that scores a chunk with ``samples`` left."""
+        if self._evaluator.batched:
+            return self._timeout * samples + OWN_LIMIT_SECONDS
+        return self._timeout + (OWN_LIMIT_SECONDS if self._evaluator.together else 0.0)
 
     async def _take_chunk(self) -> deque[_Job]:
         """Return waiting samples, at most this worker's share."""
         chunk = deque[_Job]()
         while not chunk:
             waiting = [await self._queue.get()]
-            for _ in range(min(CHUNK, math.ceil(self._queue.qsize() / self._processes)) - 1):
-                waiting.append(self._queue.get_nowait())
+            most = 1 if waiting[0].alone else min(CHUNK, math.ceil((self._queue.qsize() + 1) / self._processes))
+            while len(waiting) < most:
+                job = self._queue.get_nowait()
+                if job.alone:
+                    self._queue.put_nowait(job)
+                    break
+                waiting.append(job)
             chunk.extend(job for job in waiting if not job.result.done())
         return chunk
 
@@ -225,7 +243,7 @@ class Pool:
         if isinstance(error, SampleTimeoutError):
             metrics.TIMEOUTS.inc()
             log.warning("reward %s: sample %s timed out, its worker is replaced", self._name, job.sample)
-            _answer(job, error_score(job.sample, f"reward {self._name} {error}"))
+            _answer(job, error_score(job.sample, time_limit_sentence(self._name, self._timeout)))
             return
         metrics.CRASHES.inc()
         what = f"{error} ({how})" if isinstance(error, WorkerExitedError) else str(error)

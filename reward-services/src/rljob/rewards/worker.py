@@ -1,8 +1,8 @@
 """A worker process: scores the samples that it receives over its socket, one at a time.
 
 Workers are forked from the service after the reward is loaded: a fork takes milliseconds, an import seconds. The
-service sends lines of JSON, each a ScoreItem. The worker answers each item immediately with one line, its Score, so the
-service always knows which sample is being scored.
+service sends lines of JSON, each a list of ScoreItems. The worker answers each item with one line, its Score, in order
+and as soon as it has it, so the service always knows which sample is being scored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -22,15 +23,33 @@ from rljob.rewards.evaluate import error_score
 
 log = logging.getLogger(__name__)
 
-_decoder = msgspec.json.Decoder(ScoreItem)
+_decoder = msgspec.json.Decoder(list[ScoreItem])
 _encoder = msgspec.json.Encoder()
 
 
-def fork_worker(score: Callable[[ScoreItem], Score], memory_bytes: int | None = None) -> tuple[int, socket.socket]:
+class Evaluator(Protocol):
+    """Scores samples in a worker; see :class:`rljob.rewards.evaluate.RewardEvaluator`."""
+
+    batched: bool
+
+    @property
+    def together(self) -> bool:
+        """Whether samples of a chunk are scored at the same time."""
+
+    def set_up(self) -> None:
+        """Prepare the worker."""
+
+    def score_all(self, items: Sequence[ScoreItem], send: Callable[[Score], None], seconds: float | None) -> None:
+        """Call ``send`` with the score of each item, in order; ``seconds``: limit for one sample."""
+
+
+def fork_worker(
+    evaluator: Evaluator, seconds: float | None = None, memory_bytes: int | None = None
+) -> tuple[int, socket.socket]:
     """Start a worker; return its process id and the service's side of its socket.
 
-    ``memory_bytes``: limit of what it may allocate beyond the memory of the service; an allocation beyond raises
-    MemoryError.
+    ``seconds``: limit for one sample, which an async scorer observes by itself. ``memory_bytes``: limit of what the
+    worker may allocate beyond the memory of the service; an allocation beyond raises MemoryError.
 
     Call it on the main thread: the kernel kills the worker when the thread that forked it ends.
     """
@@ -49,7 +68,7 @@ def fork_worker(score: Callable[[ScoreItem], Score], memory_bytes: int | None = 
         _leave_service(service, theirs.fileno())
         if memory_bytes is not None:
             _limit_memory(memory_bytes)
-        serve(theirs, score)
+        serve(theirs, evaluator, seconds)
         os._exit(0)
     except BaseException:  # no exception may reach the copy of the service's event loop
         log.exception("a reward worker failed")
@@ -57,11 +76,14 @@ def fork_worker(score: Callable[[ScoreItem], Score], memory_bytes: int | None = 
         os._exit(1)
 
 
-def serve(connection: socket.socket, score: Callable[[ScoreItem], Score]) -> None:
+def serve(connection: socket.socket, evaluator: Evaluator, seconds: float | None) -> None:
     """Score samples until the other side closes the socket."""
+    evaluator.set_up()
     with connection.makefile("rb") as lines:
         for line in lines:
-            connection.sendall(_encoded(score(_decoder.decode(line))) + b"\n")
+            evaluator.score_all(
+                _decoder.decode(line), lambda score: connection.sendall(_encoded(score) + b"\n"), seconds
+            )
 
 
 def _encoded(score: Score) -> bytes:

@@ -25,7 +25,7 @@ from rljob.api.rewards import (
 )
 from rljob.api.rewards.combined import combined_kind
 from rljob.api.rewards.kind import NoOptions, Regex, RewardKind, Row, Scorer
-from rljob.api.rewards.outcome import NotScored, Parts
+from rljob.api.rewards.outcome import NotScored, Parts, batch, is_batch
 
 __all__ = [
     "REWARDS",
@@ -36,7 +36,9 @@ __all__ = [
     "RewardKind",
     "Row",
     "Scorer",
+    "batch",
     "builtin_docs",
+    "is_batch",
     "option_docs",
 ]
 

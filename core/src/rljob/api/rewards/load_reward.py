@@ -5,6 +5,7 @@ The reward service and the runner call :func:`load_reward` in their preflight an
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,8 +37,11 @@ class LoadedReward:
 
     @property
     def plain_function(self) -> Scorer | None:
-        """The scorer if ``function`` names a plain function, else None."""
-        return self.kind.make.scorer if isinstance(self.kind.make, _PlainFunction) else None
+        """What is called for each sample if ``function`` names a plain function or a class, else None."""
+        make = self.kind.make
+        if isinstance(make, _PlainClass):
+            return functools.partial(make.scorers.__call__, None)
+        return make.scorer if isinstance(make, _PlainFunction) else None
 
     def row_check(self) -> Callable[[Row], None] | None:
         """Return the function that raises ValueError if the reward cannot score a row; None: it scores all rows.
@@ -99,6 +103,17 @@ class _PlainFunction:
         return self.scorer
 
 
+@dataclass(frozen=True)
+class _PlainClass:
+    """Factory of a class: the scorer is an instance, made once in the service before the workers are forked."""
+
+    scorers: type[Any]
+
+    def __call__(self, options: Model, tasks: Sequence[Task]) -> Scorer:
+        scorer: Scorer = self.scorers()
+        return scorer
+
+
 def load_reward(spec: RLJobSpec, i: int) -> LoadedReward | None:
     """Return reward ``i`` of a job; None if a program or a service of the user serves it.
 
@@ -126,15 +141,17 @@ def _as_kind(found: Any, reward: Reward, where: str) -> RewardKind:
     """Return the object that ``function`` names as a RewardKind. A plain function is a scorer without options."""
     if isinstance(found, RewardKind):
         return found
-    if inspect.isclass(found) or not callable(found):
+    scores = inspect.isclass(found) and any("__call__" in vars(base) for base in found.__mro__)
+    if not callable(found) or (inspect.isclass(found) and not scores):
         kind = "a class" if inspect.isclass(found) else f"of type {type(found).__name__}"
-        raise ValueError(f"{where}.function: {reward.function} is {kind}; name a function or a RewardKind")
+        remedy = "name a function, a class with __call__, or a RewardKind"
+        raise ValueError(f"{where}.function: {reward.function} is {kind}; {remedy}")
     if reward.config:
         raise ValueError(
             f"{where}.config: {reward.function} is a function, which has no options; remove config, or name a "
             "RewardKind with options"
         )
-    return RewardKind(make=_PlainFunction(found))
+    return RewardKind(make=_PlainClass(found) if scores else _PlainFunction(found))
 
 
 def _data_problems(kind: RewardKind, reward: Reward, tasks: Sequence[Task]) -> Iterator[str]:

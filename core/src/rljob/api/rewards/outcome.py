@@ -1,9 +1,12 @@
-"""What a reward may return besides a number: named parts, or that it could not score the sample."""
+"""What a reward of a user may be or return besides a plain function and a number."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class NotScored(Exception):
@@ -28,3 +31,18 @@ class Parts:
         for name in self.weights:
             if name not in self.values:
                 raise ValueError(f"weights name {name!r}, which is not one of the parts {', '.join(self.values)}")
+
+
+def batch(scorer: F) -> F:
+    """Mark a scorer, or ``__call__`` of a class, that scores several samples at once.
+
+    Each of its parameters is a list with the values of the samples. It returns a list with a result for each sample.
+    """
+    scorer.scores_batches = True  # type: ignore[attr-defined]
+    return scorer
+
+
+def is_batch(scorer: Any) -> bool:
+    """Return whether a scorer is marked with :func:`batch`."""
+    called = vars(type(scorer)).get("__call__")
+    return bool(getattr(scorer, "scores_batches", False) or getattr(called, "scores_batches", False))
