@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from rljob.api.rewards import (
     answer_format,
+    code,
     exact_match,
     instructions,
     json_schema,
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 _PARTS: dict[str, RewardKind] = {
+    "code": code.KIND,
     "exact_match": exact_match.KIND,
     "format": answer_format.KIND,
     "instructions": instructions.KIND,

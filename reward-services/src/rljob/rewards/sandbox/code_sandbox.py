@@ -160,21 +160,27 @@ class CodeSandbox:
     def _run(
         self, processes: list[dict[str, Any]], stack: contextlib.ExitStack, files: list[int], output: int, limit: int
     ) -> SandboxRun:
-        """Give the zygote a run whose output is descriptor ``output`` of ``files``; read it until the run has ended."""
+        """Give the zygote a run whose output is descriptor ``output`` of ``files``; read it until the run has ended.
+
+        ``stack`` closes the files here once the zygote has them: a process of the run must see when the other one ends.
+        """
         reader, writer = os.pipe2(os.O_CLOEXEC)
-        stack.callback(os.close, reader)
         os.set_blocking(reader, False)
         files.insert(output, writer)
         request = json.dumps({"processes": processes, "seconds": self._limits.clock}).encode()
         try:
-            self._start()
-            socket.send_fds(self._connection, [request], files)
-        except OSError as error:
-            self.close()
-            raise SandboxError(f"the sandbox cannot start a run: {error}") from error
+            try:
+                self._start()
+                socket.send_fds(self._connection, [request], files)
+            except OSError as error:
+                self.close()
+                raise SandboxError(f"the sandbox cannot start a run: {error}") from error
+            finally:
+                os.close(writer)
+                stack.close()
+            return self._read(reader, limit)
         finally:
-            os.close(writer)
-        return self._read(reader, limit)
+            os.close(reader)
 
     def _read(self, reader: int, limit: int) -> SandboxRun:
         """Read the output until the zygote answers: the end of a run is the end of its process, not of its output."""

@@ -130,7 +130,8 @@ class ProgramPeer(_Peer):
         if self.failure is not None:
             raise self.failure
         if operation == "names":
-            return [[name, self._encode(value)] for name, value in list(vars(self._objects[PROGRAM]).items())]
+            names = list(vars(self._objects[PROGRAM]).items())
+            return [[name, self._encode(value)] for name, value in names if not name.startswith("__")]
         if operation == "call":
             return self._call(*arguments)
         values = [self._decode(argument) for argument in arguments]
@@ -269,8 +270,8 @@ class TestsPeer(_Peer):
         return self._exceptions[names[0]]
 
     def _exception(self, names: list[str], values: list[Any]) -> BaseException:
-        known = next((self._exceptions[name] for name in names if name in self._exceptions), None)
-        kind = known or next((found for name in names if (found := _builtin_exception(name))), None)
+        kinds = (self._exceptions.get(name) or _builtin_exception(name) for name in names)
+        kind = next((kind for kind in kinds if kind), None)
         try:
             return (kind or RemoteError)(*(self._decode(value) for value in values))
         except Exception:  # noqa: BLE001 it takes other arguments

@@ -67,7 +67,7 @@ def run_asserts(source: bytes, module: str) -> None:
         if isinstance(value, types.ModuleType):
             if value.__name__ in PLAIN_MODULES:
                 names[name] = importlib.import_module(value.__name__)
-        elif not hasattr(builtins, name) and not name.startswith("__"):
+        elif not hasattr(builtins, name):
             names[name] = value
     sys.stdout = _nowhere()
     exec(compile(source, "tests.py", "exec", dont_inherit=True), names)

@@ -1,0 +1,160 @@
+"""The verdicts of the reward ``code`` on hand-made programs, and on programs that fake a verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.sandbox.programs import ALLOF, ASSERTS, DOUBLE, FIZZ, GOOD_FIZZ, LINES, PYTEST, STDIO, SUM
+from rljob.api.rewards import REWARDS
+from rljob.rewards.code_reward import CodeReward
+
+ADD = "print(sum(map(int, input().split())))"
+ONE_OR_FIVE = "return {1: '1', 5: 'Buzz'}.get(n)"
+CASES = {"stdio": STDIO, "asserts": ASSERTS, "pytest": PYTEST}
+
+
+def reward_of(style: str, **config: object) -> CodeReward:
+    return CodeReward(REWARDS["code"].parse({"style": style, "seconds": 1} | config), [])
+
+
+@pytest.fixture(scope="module")
+def rewards() -> Iterator[dict[str, CodeReward]]:
+    made = {style: reward_of(style) for style in CASES}
+    made |= {f"{style} partial": reward_of(style, credit="partial") for style in CASES}
+    yield made
+    for reward in made.values():
+        reward.close()
+
+
+def score(reward: CodeReward, tests: object, program: str) -> float:
+    return reward(completion=f"I think:\n```python\n{program}\n```\n", problem={"tests": tests})[0]
+
+
+@pytest.mark.parametrize("style", CASES)
+def test_there_are_thirty_programs_of_each_style_right_and_wrong(style):
+    right = [program for _, program, is_right in CASES[style] if is_right]
+    assert len(CASES[style]) >= 30 and 5 <= len(right) <= len(CASES[style]) - 10
+
+
+@pytest.mark.parametrize(("style", "i"), [(style, i) for style, cases in CASES.items() for i in range(len(cases))])
+def test_a_right_program_gets_1_and_a_wrong_one_0(rewards, style, i):
+    tests, program, right = CASES[style][i]
+    assert score(rewards[style], tests, program) == float(right), program
+
+
+@pytest.mark.parametrize(
+    ("style", "tests", "program", "share"),
+    [
+        ("stdio", SUM, "a, b = map(int, input().split())\nprint(abs(a) + abs(b))", 1 / 2),
+        ("stdio", LINES, "print(1)", 1 / 2),
+        ("stdio", json.dumps({"inputs": ["1 2", "3 4"], "outputs": ["3", "8"]}), ADD, 1 / 2),
+        ("asserts", DOUBLE, "def double(x):\n    return x ** 2", 2 / 3),
+        ("asserts", json.dumps(DOUBLE), "def double(x):\n    return x ** 2", 2 / 3),
+        ("asserts", ALLOF, "def square(x):\n    return float(x * x)", 1 / 2),
+        ("asserts", DOUBLE, "def double(x):\n    if x == 2: import os; os._exit(0)\n    return 2 * x", 2 / 3),
+        ("pytest", FIZZ, GOOD_FIZZ.replace("negative", "low"), 4 / 5),
+        ("pytest", FIZZ, f"import pytest\ndef fizz(n):\n    if n == 3: pytest.skip()\n    {ONE_OR_FIVE}", 2 / 5),
+    ],
+)  # fmt: skip
+def test_partial_credit_is_the_share_of_tests_that_pass(rewards, style, tests, program, share):
+    assert score(rewards[f"{style} partial"], tests, program) == pytest.approx(share)
+
+
+FINDERS = {
+    "frames": "import sys\nf = sys._getframe()\nwhile f: found.append(repr(f.f_locals)); f = f.f_back",
+    "objects": "import gc\nfound += [repr(o) for o in gc.get_objects() if isinstance(o, (str, bytes, dict, list))]",
+    "modules": "import sys\nfor m in list(sys.modules.values()): found.append(repr(getattr(m, '__dict__', '')))",
+    "files": (
+        "import os\nfor place in ('.', '..', '/tmp', '/dev/shm', '/proc/self/fd', f'/proc/{os.getppid()}/fd'):\n"
+        "  try: found += [open(os.path.join(place, n)).read() for n in os.listdir(place)]\n  except OSError: pass"
+    ),
+    "descriptors": (
+        "import os\nfor n in (0, 1, 2, 3, *range(5, 64)):\n"
+        "  for read in (lambda: os.pread(n, 9999, 0), lambda: os.read(n, 9999)):\n"
+        "    try: found.append(repr(read()))\n    except OSError: pass"
+    ),
+    "memory": (
+        "import os\nfor pid in ('self', os.getppid()):\n  try: found.append(open(f'/proc/{pid}/mem', 'rb').read())\n"
+        "  except OSError: pass"
+    ),
+}
+"""Ways to look for the expected output: name → program that appends texts to ``found``."""
+
+
+@pytest.mark.parametrize("name", FINDERS)
+def test_a_program_cannot_find_the_expected_output(rewards, name):
+    secret = "expected-730419"
+    look = f"found = []\n{FINDERS[name]}\nimport re\nhit = re.search('expected-7[0-9]+', ' '.join(map(str, found)))\n"
+    assert score(rewards["stdio"], [{"input": "", "output": secret}], f"{look}print(hit and hit[0])") == 0
+    body = look.replace("\n", "\n    ")
+    program = f"def f():\n    {body}\n    return hit and hit[0]"
+    assert score(rewards["asserts"], [f"assert f() == {secret!r}"], program) == 0
+    tests = f"from solution import f\ndef test_f(): assert f() == {secret!r}"
+    assert score(rewards["pytest"], tests, program) == 0
+
+
+def test_an_answer_of_an_earlier_run_is_gone(rewards):
+    keep = "import builtins, math\nmath.kept = builtins.kept = [3]\nprint(sum(map(int, input().split())))"
+    assert score(rewards["stdio"], SUM, keep) == 1
+    assert score(rewards["stdio"], SUM[:1], "import math\nprint(math.kept[0])") == 0
+    assert score(rewards["stdio"], SUM[:1], "print(kept[0])") == 0
+
+
+def test_a_completion_without_a_program_gets_0_and_is_counted(rewards):
+    for completion in ("", "3", "```python\nprint(3)", "```json\n3\n```", "```python\nprint(3)\n```</think> none"):
+        assert rewards["stdio"](completion=completion, problem={"tests": SUM}) == (0.0, {"answered": 0.0})
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "```\n{0}\n```", "~~~py\n{0}\n~~~", "```Python3 title=x\n{0}\n```", "````python\n{0}\n````",
+        "```python\n1/0\n```\nBetter:\n```python\n{0}\n```", "```python\n{0}\n```\nOutput:\n```text\n3\n```",
+        "<think>```python\n1/0\n```</think>```python\n1/0\n```\n```python\n{0}\n```",
+        "```python\n{0}\n```\n```python\n1/0",
+    ],
+)  # fmt: skip
+def test_the_program_is_the_last_closed_block(rewards, completion):
+    program = ADD
+    assert rewards["stdio"](completion=completion.format(program), problem={"tests": SUM}) == (1.0, {"answered": 1.0})
+
+
+def test_the_whole_completion_can_be_the_program():
+    reward = reward_of("stdio", extract="whole")
+    assert reward(completion=ADD, problem={"tests": SUM})[0] == 1
+    reward.close()
+
+
+def test_a_program_writes_files_only_where_the_manifest_allows_it():
+    program = "import tempfile\nwith tempfile.TemporaryFile('w+') as f:\n  f.write(input()); f.seek(0); print(f.read())"
+    tests = [{"input": "3", "output": "3"}]
+    for mebibytes, right in ((0, 0), (1, 1)):
+        reward = reward_of("stdio", filesMebibytes=mebibytes)
+        assert score(reward, tests, program) == right
+        reward.close()
+
+
+def test_tests_after_the_time_of_a_sample_have_failed():
+    reward = reward_of("stdio", credit="partial", sampleSeconds=0.01)
+    tests = [{"input": f"{n}", "output": f"{n}"} for n in range(4)]
+    busy = "import time\nn = input()\nwhile time.process_time() < 0.02: pass\nprint(n)"
+    assert score(reward, tests, busy) == 1 / 4
+    reward.close()
+
+
+def test_a_layer_that_is_missing_ends_the_start_with_its_name(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    reward_of("stdio").close()
+    with pytest.raises(
+        ValueError, match=r"config.layers demands bubblewrap, which is missing here: there is no program"
+    ):
+        reward_of("stdio", layers=["bubblewrap"])
+
+
+def test_the_layers_are_in_the_log(caplog):
+    with caplog.at_level("INFO"):
+        reward_of("stdio").close()
+    assert "code runs behind" in caplog.text and "weakest: seccomp" in caplog.text
