@@ -134,6 +134,9 @@ def check_command(text):
             return
         assert name in group.commands, text
         command = group.commands[name]
+        while hasattr(command, "commands") and len(words) > 1:  # rljob reward check
+            words = words[1:]
+            command = command.commands[words[0]]
         known = {option for p in command.params for option in (*p.opts, *p.secondary_opts)} | {"--help"}
     for word in words:
         if re.match(r"--?[a-z]", word):

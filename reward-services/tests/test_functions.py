@@ -198,3 +198,40 @@ def test_check_and_start_exit_with_code_2_and_the_problem(
 def test_the_factory_of_a_built_in_reward_is_in_this_package(name: str) -> None:
     make = REWARDS[name].make
     assert isinstance(make, str) and callable(load({}, make, name)) and make.startswith("rljob.rewards.")
+
+
+def test_a_function_is_served_without_a_job(tmp_path: Path, package: None, unused_tcp_port: int) -> None:
+    """`rljob reward serve`."""
+    address = f"127.0.0.1:{unused_tcp_port}"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RLJOB_")}
+    command = [sys.executable, "-W", "ignore", "-m", "rljob.rewards.main", "--serve"]
+    service = subprocess.Popen(
+        [*command, "own_rewards:SetUp", address, "1", "10"],
+        env=environment | {"PYTHONPATH": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert service.stderr is not None
+        assert any("serving at" in line for line in service.stderr), service.wait()
+        item = {
+            "sample": "a",
+            "task": "t",
+            "prompt": "",
+            "finish": "stop",
+            "problem": {"answer": "7"},
+            "completion": "7",
+        }
+        reply = httpx.post(f"http://{address}/v1/score", content=json.dumps({"items": [item]})).json()
+        assert [(score["reward"], score["error"]) for score in reply["scores"]] == [(1.0, "")]
+    finally:
+        service.kill()
+        service.communicate()
+    refused = subprocess.run(
+        [*command, "own_rewards:none", address, "1", "10"],
+        env=environment | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert refused.returncode == 2
+    assert "rljob reward serve: module own_rewards has no attribute none" in refused.stderr

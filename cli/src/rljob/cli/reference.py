@@ -50,14 +50,15 @@ lets the shell complete commands, options, runs and components.
 def page() -> str:
     """Return docs/cli.md."""
     lines = [HEAD]
-    for name in typer.main.get_group(app).commands:
-        lines += [f"## rljob {name}", "", "```text", _help(name), "```", ""]
+    for name, command in typer.main.get_group(app).commands.items():
+        for words in [[name, inner] for inner in getattr(command, "commands", [])] or [[name]]:
+            lines += [f"## rljob {' '.join(words)}", "", "```text", _help(words), "```", ""]
     return "\n".join(lines)
 
 
-def _help(name: str) -> str:
-    """Return the output of `rljob NAME --help`."""
-    result = CliRunner().invoke(app, [name, "--help"], prog_name="rljob", terminal_width=WIDTH)
+def _help(words: list[str]) -> str:
+    """Return the output of `rljob WORDS --help`."""
+    result = CliRunner().invoke(app, [*words, "--help"], prog_name="rljob", terminal_width=WIDTH)
     return "\n".join(line.rstrip() for line in result.stdout.strip().splitlines())
 
 

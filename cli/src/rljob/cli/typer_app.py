@@ -15,14 +15,24 @@ from typer.exceptions import TyperException
 
 from rljob.api.errors import ManifestError
 from rljob.api.text_escape import escape_block
-from rljob.cli import checkpoint_commands, cluster_commands, ledger, logs, manifest, run_control, status, top
+from rljob.cli import (
+    checkpoint_commands,
+    cluster_commands,
+    ledger,
+    logs,
+    manifest,
+    reward_commands,
+    run_control,
+    status,
+    top,
+)
 from rljob.cli.options import echo, report
 from rljob.local.errors import CliError, Interrupted
 from rljob.local.run_directory import VERSION
 
 FAILURES = (ManifestError, CliError, Interrupted, OSError)
 """Exceptions that are reported as one sentence, without a traceback."""
-LOCAL_ONLY = ("run", "evaluate")
+LOCAL_ONLY = ("run", "evaluate", "reward")
 """Commands that start processes on this machine; they do not exist as `kubectl rljob`."""
 
 
@@ -155,3 +165,4 @@ app.command(epilog=_examples(
 ))(ledger.samples)  # fmt: skip
 app.command(epilog=_examples("rljob show g17.3", "rljob show runs/sums g17.3 -o json"))(ledger.show)
 app.command(epilog=_examples("rljob audit", "rljob audit runs/sums -o json | jq .checks"))(ledger.audit)
+app.add_typer(reward_commands.app, name="reward")

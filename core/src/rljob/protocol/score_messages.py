@@ -88,6 +88,28 @@ class ScoreReply(msgspec.Struct):
     scores: list[Score]
 
 
+class RecordedSample(msgspec.Struct):
+    """runner → `rljob reward check`: a sample of a run, and the reward that the run recorded (None: none)."""
+
+    item: ScoreItem
+    reward: float | None
+
+
+class CheckedSample(msgspec.Struct):
+    """reward service → `rljob reward check`: a recorded sample, its recorded reward (None: none), and its new score.
+
+    ``seconds``: time of the score. If ``error`` is not empty, ``reward`` has no meaning.
+    """
+
+    sample: str
+    task: str
+    recorded: float | None
+    reward: float
+    metrics: dict[str, float]
+    error: str
+    seconds: float
+
+
 def credit_turns(turns: int, reward: float, turn_rewards: Sequence[float] = ()) -> list[float]:
     """Return the reward of every turn of a sample. The sum is the sample's reward (see :func:`add_up`).
 

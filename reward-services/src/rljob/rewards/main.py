@@ -1,5 +1,5 @@
 """Entry point of the service of a built-in reward or a function: rljob-reward. With ``--check`` it prints the problems
-that prevent serving the functions of a job."""
+that prevent serving the functions of a job; ``--serve FUNCTION HOST:PORT PROCESSES SECONDS`` needs no job."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ def main() -> None:
     """Serve the reward called RLJOB_NAME; exit with code 2 if the job has no such reward, or it cannot be made."""
     if sys.argv[1:] == ["--check"]:
         sys.exit(_check())
+    if sys.argv[1:2] == ["--serve"]:
+        reference, listen, processes, seconds = sys.argv[2:]
+        serve_function(reference, listen, int(processes), float(seconds))
+        return
     from rljob.protocol.startup import end_on_sigterm
 
     end_on_sigterm()
@@ -89,6 +93,27 @@ def make_evaluator(spec: RLJobSpec, i: int) -> RewardEvaluator:
             f"spec.rewards[{i}]: {spec.rewards[i].name} is not a builtin or a function; start its own program"
         )
     return RewardEvaluator(loaded.make_scorer(), loaded.name, loaded.field)
+
+
+def serve_function(reference: str, listen: str, processes: int, timeout_seconds: float) -> None:
+    """Serve a function or a class without a job, for a reward with ``url``; exit with code 2 if it cannot be served."""
+    from rljob.api.extensions import load
+    from rljob.api.roles import Reward
+    from rljob.protocol.environment import LOG_LEVEL
+    from rljob.protocol.startup import end_on_sigterm
+    from rljob.rewards.evaluate import RewardEvaluator
+    from rljob.rewards.sdk import FORMAT, run
+
+    end_on_sigterm()
+    logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), format=FORMAT)
+    try:
+        found = load({}, reference, "rljob reward serve")
+        scorer = found() if isinstance(found, type) else found
+        reward = Reward(name="reward", processes=processes, timeout_seconds=timeout_seconds)
+        run(RewardEvaluator(scorer, reference, "rljob reward serve"), reward, listen, "")
+    except ValueError as error:
+        logging.error("%s", error)
+        sys.exit(CONFIGURATION_ERROR)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ A reward is a plain function of one finished sample:
     def reward(completion, problem):
         return float(problem["answer"] in completion)
 
-Its parameters name the fields it needs, those of :data:`rljob.rewards.evaluate.FIELDS`; docs/data.md describes them. It
-returns a number, a number and a mapping of other numbers, which become metrics, Parts, or NotScored. It may be async, a
-class, or score a batch. An exception, nan, a hang or a crash is recorded as the sample's error. Worker processes call it;
-they are forked after the module is loaded.
+Its parameters name the fields it needs, those of :data:`rljob.rewards.evaluate.FIELDS` (docs/data.md). It returns a
+number, a number and a mapping of other numbers, which become metrics, Parts, or NotScored. It may be async, a class, or
+score a batch. An exception, nan, a hang or a crash is recorded as the sample's error. Worker
+processes call it; they are forked after the module is loaded.
 
 ``spec.rewards[].function: my_package.rewards:reward`` serves the function. A :class:`rljob.api.rewards.RewardKind` in
 its place adds options, a row check, or a factory. A program that serves a function by itself, for ``local``,

@@ -1,0 +1,110 @@
+"""Commands for rewards of a user: which job and reward are checked, and what is refused. e2e/test_docs.py runs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rljob.api.errors import ManifestError
+from rljob.api.load import validate
+from rljob.cli.reward_commands import app, summary
+from rljob.local.errors import CliError
+from rljob.local.reward_check import checked_job
+from rljob.protocol.score_messages import CheckedSample
+
+
+def job(*rewards: dict):
+    spec = {
+        "models": [{"name": "policy", "source": "job://model"}],
+        "training": {"steps": 1},
+        "tasks": [{"name": "sums", "data": {"jsonl": {"path": "a"}}, "reward": rewards[0]["name"]}],
+        "rewards": list(rewards),
+        "rollouts": [{"name": "main"}],
+    }
+    return validate({"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "a"}, "spec": spec})
+
+
+EXACT = {"name": "exact", "builtin": "exact_match", "config": {"column": "label"}, "timeoutSeconds": 3}
+FAR = {"name": "far", "url": "http://a"}
+
+
+def test_the_only_reward_is_checked_as_the_run_used_it() -> None:
+    found, name = checked_job(job(EXACT), None, None, [])
+    assert name == "exact" and found.spec.rewards[0] == job(EXACT).spec.rewards[0]
+
+
+def test_a_function_takes_the_place_of_the_scorer() -> None:
+    found, name = checked_job(job(EXACT, FAR), "far", "mine:reward", [])
+    assert name == "far" and found.spec.rewards[0].builtin == "exact_match"
+    assert (found.spec.rewards[1].function, found.spec.rewards[1].url) == ("mine:reward", None)
+    found, _ = checked_job(job(EXACT), None, "mine:reward", [])
+    assert (found.spec.rewards[0].function, found.spec.rewards[0].config) == ("mine:reward", {})
+    assert found.spec.rewards[0].timeout_seconds == 3
+
+
+def test_options_may_be_changed() -> None:
+    found, _ = checked_job(job(EXACT), None, None, ["spec.rewards[exact].config.column=other"])
+    assert found.spec.rewards[0].config == {"column": "other"}
+    with pytest.raises(ManifestError, match=r"config\.colum: unknown field"):
+        checked_job(job(EXACT), None, None, ["spec.rewards[exact].config.colum=other"])
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (None, "the run has the rewards exact, far; name one with --reward"),
+        ("near", "the run has no reward 'near'; there are exact, far"),
+        ("far", "reward far is a program of its own; give its function with --function module:attribute"),
+    ],
+)
+def test_a_reward_that_cannot_be_checked_is_refused(name: str | None, sentence: str) -> None:
+    with pytest.raises(CliError) as refused:
+        checked_job(job(EXACT, FAR), name, None, [])
+    assert refused.value.sentence == sentence and refused.value.exit_code == 2
+
+
+def test_the_summary_counts_errors_and_changes() -> None:
+    found = [
+        CheckedSample("a", "t", 1.0, 1.0, {}, "", 0.1),
+        CheckedSample("b", "t", 1.0, 0.0, {}, "", 0.2),
+        CheckedSample("c", "t", None, 0.5, {}, "", 0.6),
+        CheckedSample("d", "t", 1.0, 0.0, {}, "wrong", 0.3),
+    ]
+    assert summary(found) == {
+        "scored": 3,
+        "errors": 1,
+        "changed": 1,
+        "mean_reward": 0.5,
+        "seconds_median": 0.25,
+        "seconds_max": 0.6,
+    }
+    assert summary([])["mean_reward"] is None
+
+
+def test_a_new_reward_has_a_test_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["new", "my_reward"]).exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "my_reward").iterdir()) == [
+        "Dockerfile",
+        "my_reward.py",
+        "test_my_reward.py",
+    ]
+    assert "name: my-reward\n" in (tmp_path / "my_reward" / "Dockerfile").read_text()
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "my_reward"], capture_output=True, text=True)
+    assert done.returncode == 0 and "5 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"), [("My", "'My' is not the name of a module; use"), ("here", "here exists; give a name that")]
+)
+def test_a_name_that_cannot_be_used_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    refused = CliRunner().invoke(app, ["new", name]).exception
+    assert isinstance(refused, CliError) and refused.sentence.startswith(sentence)

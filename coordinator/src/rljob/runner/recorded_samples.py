@@ -1,0 +1,84 @@
+"""Prints the samples of a run as they were sent to their rewards: one JSON object a line, for `rljob reward check`.
+
+python -m rljob.runner.recorded_samples LIMIT   of the job and storage that the environment names
+
+Each line is a RecordedSample. The newest samples come first. A
+sample whose tokens are deleted has the recorded text of its last answer.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterator
+
+import msgspec
+
+from rljob.api.resolve import resolve
+from rljob.ledger.reader import LedgerReader, NoRunError, SampleRow, Selection, samples
+from rljob.ledger.sample_detail import show
+from rljob.protocol.environment import ComponentEnvironment, read_environment
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.protocol.score_messages import RecordedSample, ScoreItem, ScoreTurn
+from rljob.runner.main import find_readers
+from rljob.runner.setup import Prepared, prepare
+
+
+def recorded_samples(environment: ComponentEnvironment, limit: int) -> Iterator[RecordedSample]:
+    """Yield the newest samples of a run that have an answer.
+
+    Raises:
+        ValueError: the manifest or the data is invalid.
+        NoRunError: there is no run in the storage.
+    """
+    prepared = prepare(environment, find_readers(environment.job))
+    with LedgerReader(environment.storage) as ledger:
+        for row in samples(ledger, Selection(limit=limit)):
+            if row.text is not None:
+                yield RecordedSample(_item(prepared, ledger, row), row.reward)
+
+
+def _item(prepared: Prepared, ledger: LedgerReader, row: SampleRow) -> ScoreItem:
+    split = "train" if row.kind == "train" else "heldOut"
+    task = next(task for task in resolve(prepared.environment.job).spec.tasks if task.name == row.task)
+    problem = prepared.sources[row.task].problem(split, row.row)
+    detail = show(ledger, row.id)
+    turns: list[ScoreTurn] = []
+    for number, turn in enumerate(detail.turns):
+        if number and turn.given_ids:
+            turns.append(ScoreTurn("observation", prepared.codec.decode(array("i", turn.given_ids).tobytes())))
+        written = array("i", [token.id for token in turn.written]).tobytes()
+        turns.append(ScoreTurn("model", prepared.codec.decode(written)))
+    last = len(detail.turns[-1].written) if detail.turns else 0
+    return ScoreItem(
+        sample=row.id,
+        task=row.task,
+        prompt=prepared.maker.make(row.task, problem).text,
+        completion=turns[-1].text if last else row.text or "",
+        finish=row.finish or "",
+        problem=problem,
+        turns=turns if len(detail.turns) > 1 else [],
+        response_tokens=last or row.response_tokens,
+        metadata={
+            "split": split,
+            "row": row.row,
+            "attempt": detail.attempt,
+            "maxTokens": task.sampling.max_tokens,
+        },
+    )
+
+
+def main() -> int:
+    """Print the samples; return the exit code."""
+    encoder = msgspec.json.Encoder()
+    try:
+        for sample in recorded_samples(read_environment(), int(sys.argv[1])):
+            sys.stdout.buffer.write(encoder.encode(sample) + b"\n")
+    except (ValueError, NoRunError) as error:
+        sys.stderr.write(f"{error}\n")
+        return CONFIGURATION_ERROR
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

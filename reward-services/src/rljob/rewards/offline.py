@@ -1,0 +1,68 @@
+"""Scores recorded samples: `rljob reward check`.
+
+python -m rljob.rewards.offline   of the job and the reward that the environment names
+
+Reads RecordedSamples from standard input, one a line, and prints a CheckedSample for each whose task uses the reward.
+Samples are scored one at a time in a worker, with its limits of time and memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from rljob.api.models import RLJobSpec
+from rljob.api.roles import Reward
+from rljob.protocol.environment import read_environment, remove_token
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.protocol.score_messages import CheckedSample, RecordedSample
+from rljob.rewards.main import make_evaluator
+from rljob.rewards.pool import Pool
+from rljob.rewards.sdk import reward_of
+
+
+async def score_lines(spec: RLJobSpec, reward: Reward, lines: Iterable[bytes]) -> list[CheckedSample]:
+    """Return the scores of recorded samples.
+
+    Raises:
+        ValueError: the reward cannot be made.
+    """
+    evaluator = make_evaluator(spec, spec.rewards.index(reward))
+    tasks = {task.name for task in spec.tasks if task.reward == reward.name}
+    decoder, found = msgspec.json.Decoder(RecordedSample), []
+    async with Pool(evaluator, reward.name, 1, reward.timeout_seconds, reward.worker_memory) as pool:
+        for line in lines:
+            sample = decoder.decode(line)
+            item = sample.item
+            if item.task not in tasks:
+                continue
+            began = time.perf_counter()
+            [score] = await pool.score([item])
+            seconds = time.perf_counter() - began
+            found.append(
+                CheckedSample(item.sample, item.task, sample.reward, score.reward, score.metrics, score.error, seconds)
+            )
+    return found
+
+
+def main() -> int:
+    """Print the scores; return the exit code."""
+    try:
+        environment = read_environment()
+        remove_token()
+        scores = asyncio.run(score_lines(environment.job.spec, reward_of(environment), sys.stdin.buffer))
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return CONFIGURATION_ERROR
+    encoder = msgspec.json.Encoder()
+    for score in scores:
+        sys.stdout.buffer.write(encoder.encode(score) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
