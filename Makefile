@@ -103,6 +103,7 @@ layers: setup ## Check that imports follow the layers of docs/design.md
 docs: setup ## Write the generated pages of docs/
 	$(BIN)/rljob explain --docs > docs/manifest.md
 	$(BIN)/python -m rljob.cli.reference > docs/cli.md
+	$(BIN)/python -m rljob.rewards.openapi > docs/reward-openapi.json
 
 .PHONY: crds
 crds: setup ## Write the CustomResourceDefinitions and their chart
