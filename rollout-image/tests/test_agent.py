@@ -30,6 +30,8 @@ from rljob.rollout.supervisor import EngineStartError
 class FakeEngine:
     """Server process and client in one. Requests wait until ``finish`` is set."""
 
+    killed = False
+
     def __init__(self, starts=True, permanent=False):
         self.client = self
         self.starts, self.permanent, self.alive = starts, permanent, True
@@ -334,6 +336,18 @@ async def test_an_engine_that_always_dies_before_it_serves_ends_the_agent(world)
         (2, True, False),
         (3, True, True),
     ]
+
+
+async def test_an_engine_that_is_killed_before_it_serves_ends_the_agent_but_not_the_run(world):
+    for _ in range(agent_module.FAILED_STARTS):
+        await world.registered()
+        world.engine.killed = True
+        world.engine.die()
+    with pytest.raises(ExceptionGroup) as failure:
+        await world.running
+    assert failure.group_contains(EngineStartError, match="it had not received weights yet")
+    assert failure.value.exceptions[0].killed
+    assert not any(died.final for died in await crashes(world.coordinator, 3))
 
 
 async def test_a_crash_is_reported_with_its_cause_also_after_a_reconnect(world, monkeypatch):

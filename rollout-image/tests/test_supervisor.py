@@ -49,6 +49,16 @@ async def test_a_server_that_does_not_start_is_reported_with_its_last_lines():
     await engine.kill()
 
 
+@pytest.mark.parametrize("out_of_memory", [False, True])
+async def test_a_server_that_someone_kills_while_it_starts_was_killed(monkeypatch, out_of_memory):
+    engine = await EngineProcess.start(FakeAdapter("import os; os.kill(os.getpid(), 9)"))
+    engine._oom_kills -= out_of_memory
+    with pytest.raises(EngineStartError, match="SIGKILL") as failure:
+        await engine.wait_healthy()
+    assert failure.value.killed == (not out_of_memory) and not failure.value.permanent
+    await engine.kill()
+
+
 async def test_a_server_that_refuses_its_settings_fails_permanently_with_its_error():
     engine = await EngineProcess.start(FakeAdapter("import sys; print('serve.py: error: no --foo'); sys.exit(2)"))
     with pytest.raises(EngineStartError, match=r"exited with code 2: no --foo") as failure:

@@ -122,7 +122,8 @@ class Agent:
         """Serve until cancelled.
 
         Raises:
-            EngineStartError: the server failed to start FAILED_STARTS times in a row, or cannot start.
+            EngineStartError: the server failed to start, or was killed before it served, FAILED_STARTS times in a row,
+                or cannot start.
             RefusedError: the coordinator rejects this agent permanently.
         """
         try:
@@ -139,7 +140,7 @@ class Agent:
     # --- the server ---------------------------------------------------------------------------------------------------
 
     async def _supervise(self) -> None:
-        failures, backoff = 0, Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
+        failures, kills, backoff = 0, 0, Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
         while True:
             began = time.monotonic()
             engine = self._engine = await self._start_engine()
@@ -147,13 +148,13 @@ class Agent:
                 await engine.wait_healthy()
                 log.info("engine healthy after %.1f s", time.monotonic() - began)
                 reason = await self._serve(engine)
-                failures = 0
+                failures = kills = 0
                 self._report(reason, engine.last_lines(), starting=False)
             except EngineStartError as error:
-                failures += 1
+                failures, kills = failures + (not error.killed), kills + error.killed
                 reason, final = str(error), error.permanent or failures == FAILED_STARTS
                 self._report(reason, error.last_lines, starting=True, final=final)
-                if final:
+                if final or kills == FAILED_STARTS:
                     await asyncio.sleep(FLUSH_SECONDS)
                     raise
             log.warning("%s; restarting it", reason)
@@ -199,7 +200,8 @@ class Agent:
             self._set_state("starting")
         reason, own_fault = (ended.result(), True) if ended.done() else self._replace_requested.result()
         if own_fault and not served:
-            raise EngineStartError(f"{reason} (it had not received weights yet)", engine.last_lines())
+            sentence = f"{reason} (it had not received weights yet)"
+            raise EngineStartError(sentence, engine.last_lines(), killed=engine.killed)
         return reason
 
     def _request_replacement(self, reason: str, own_fault: bool) -> None:

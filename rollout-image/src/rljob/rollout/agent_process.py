@@ -23,7 +23,8 @@ class FatalStartError(Exception):
 
 
 class ResourceError(Exception):
-    """This machine cannot start a server now: its disk is full, or no further process can be created."""
+    """This machine cannot start a server now: its disk is full, no further process can be created, or something kills
+    the server."""
 
 
 def build(environment: ComponentEnvironment) -> Agent:
@@ -80,7 +81,8 @@ async def serve(environment: ComponentEnvironment) -> None:
         error = group.exceptions[0]
         assert isinstance(error, EngineStartError)
         log.error("the last lines of the engine server:\n%s", error.last_lines)
-        failure = FatalStartError(f"rollouts: pool {environment.name!r} cannot start its engine: {error}")
+        sentence = f"pool {environment.name!r} cannot start its engine: {error}"
+        failure = ResourceError(sentence) if error.killed else FatalStartError(f"rollouts: {sentence}")
     except* OSError as group:
         failure = ResourceError(f"pool {environment.name!r} cannot start its engine: {group.exceptions[0]}")
     except* RefusedError as group:

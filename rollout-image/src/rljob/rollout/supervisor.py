@@ -43,12 +43,14 @@ class EngineStartError(Exception):
         reason: one sentence.
         last_lines: of its log.
         permanent: another start would fail too: the server refuses its settings, or its program is missing.
+        killed: see :attr:`EngineProcess.killed`.
     """
 
-    def __init__(self, reason: str, last_lines: str, permanent: bool = False) -> None:
+    def __init__(self, reason: str, last_lines: str, permanent: bool = False, killed: bool = False) -> None:
         super().__init__(reason)
         self.last_lines = last_lines
         self.permanent = permanent
+        self.killed = killed
 
 
 class EngineProcess:
@@ -110,6 +112,15 @@ class EngineProcess:
         """Process id of the server."""
         return self._process.pid
 
+    @property
+    def killed(self) -> bool:
+        """Whether someone else has killed the server, and not the kernel for lack of memory: that says nothing about
+        its settings."""
+        return self._process.returncode == -signal.SIGKILL and not self._out_of_memory()
+
+    def _out_of_memory(self) -> bool:
+        return exit_diagnosis.oom_kills() > self._oom_kills
+
     async def wait_healthy(self) -> None:
         """Return when the server is healthy.
 
@@ -123,7 +134,8 @@ class EngineProcess:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), HEALTH_POLL_SECONDS)
         reason = await self.wait_ended()
-        raise EngineStartError(reason, self.last_lines(), self._process.returncode == CONFIGURATION_ERROR)
+        permanent = self._process.returncode == CONFIGURATION_ERROR
+        raise EngineStartError(reason, self.last_lines(), permanent, self.killed)
 
     def last_lines(self) -> str:
         """Return the last lines of the server's log."""
@@ -134,7 +146,7 @@ class EngineProcess:
         code = await self._process.wait()
         with contextlib.suppress(TimeoutError):  # a child of the server may hold the pipe open
             await asyncio.wait_for(asyncio.shield(self._forwarding), 1.0)
-        return self.explain(exit_diagnosis.describe_end(code, exit_diagnosis.oom_kills() > self._oom_kills))
+        return self.explain(exit_diagnosis.describe_end(code, self._out_of_memory()))
 
     def explain(self, end: str) -> str:
         """Return ``end`` with the error that the adapter finds in the log."""
