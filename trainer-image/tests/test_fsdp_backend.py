@@ -13,6 +13,7 @@ import torch
 from allocations import Allocations, saved_bytes
 from ranks import on_ranks
 from torch.distributed.tensor.debug import CommDebugMode
+from training_steps import whole_gradients
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rljob.api.roles import Trainer
@@ -118,8 +119,7 @@ def trained(source: Path, world: World, **settings: Any) -> tuple[torch.Tensor, 
     backend = FsdpBackend(source, Trainer.model_validate({"dtype": "float32"} | settings), world)
     with saved_bytes() as saved:
         (output,) = backend.run([made_microbatch()], lambda _, output: output.logprobs_BK.sum())
-    gradients = {name: p.grad.full_tensor() for name, p in backend.model.named_parameters()}
-    return output.logprobs_BK, gradients, sum(saved)
+    return output.logprobs_BK, whole_gradients(backend), sum(saved)
 
 
 @pytest.mark.parametrize("family", ["tied", "experts", "scaled embeddings"])
@@ -187,8 +187,7 @@ def differences(world: World, source: Path) -> list[str]:
             return (output.logprobs_BK * half * weights_K).sum()
 
         backend.run([made_microbatch()] * 2, loss)
-        for name, parameter in backend.model.named_parameters():
-            gradient = parameter.grad.full_tensor()
+        for name, gradient in whole_gradients(backend).items():
             if not torch.allclose(gradient, expected[name], rtol=1e-5, atol=1e-5):
                 problems.append(f"{name} {limit} {(gradient - expected[name]).abs().max()}")
     return problems

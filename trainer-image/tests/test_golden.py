@@ -17,7 +17,7 @@ import pytest
 import torch
 from ranks import on_ranks
 from safetensors.numpy import save_file
-from training_steps import apply
+from training_steps import apply, whole_gradients
 
 from rljob.api.models import RLJob
 from rljob.trainer.backends.fsdp import backend as backend_module
@@ -75,7 +75,7 @@ def measure(world: World, source: Path, job: RLJob, steps: list[Any]) -> dict[st
     update = backend.update
 
     def observed(step: int) -> Any:
-        gradients.append([projection(p.grad.full_tensor()) for p in backend.model.parameters()])
+        gradients.append([projection(gradient) for gradient in whole_gradients(backend).values()])
         return update(step)
 
     backend.update = observed

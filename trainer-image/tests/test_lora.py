@@ -12,6 +12,7 @@ from ranks import on_ranks
 from safetensors.torch import load_file
 from test_ranks import OPTIMIZER_SETTINGS, compare, resume, save, train
 from torch.nn.utils import parametrize
+from training_steps import whole_gradients
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rljob.api.roles import Trainer
@@ -98,9 +99,11 @@ def test_the_gradients_are_those_of_a_plain_model_in_float64(model_directory, wo
     logprobs_BK = logits.log_softmax(-1).gather(-1, tokens.targets_BK[..., None]).squeeze(-1)
     loss(0, Output(logprobs_BK)).backward()
     torch.testing.assert_close(output.logprobs_BK.double(), logprobs_BK.detach(), rtol=0, atol=2e-6)
+    gradients = whole_gradients(backend)
+    assert gradients.keys() == adapters.keys()
     for layer in layers:
         for part, parameter in ((".lora_A", made[layer].a), (".lora_B", made[layer].b)):
-            found = backend._trained[layer + part].grad.full_tensor().double()
+            found = gradients[layer + part].double()
             assert parameter.grad is not None and parameter.grad.abs().max() > 1e-3
             torch.testing.assert_close(found, parameter.grad, rtol=2e-5, atol=2e-5)
     with torch.no_grad():
@@ -118,11 +121,11 @@ def test_only_adapters_have_gradients_and_moments_and_the_model_never_changes(mo
     assert before.keys() == stored.keys()
     assert all(torch.equal(tensor, stored[name]) for name, tensor in before.items()), "B is 0: nothing is added"
     train(world, model_directory, made, [batch(seed, step=seed) for seed in range(2)], backend)
-    own = {name: parameter for name, parameter in backend._parameters.items() if ".lora_" not in name}
+    own = {name: parameter for name, parameter in backend.model.named_parameters() if ".lora_" not in name}
     assert own.keys() == stored.keys()
     for name, parameter in own.items():
         assert parameter.grad is None and not parameter.requires_grad
-        assert torch.equal(parameter.to_local(), stored[name])
+        assert torch.equal(parameter, stored[name])
     trained = {id(local) for local in backend._optimizer.local.values()}
     assert len(trained) == 2 * len(LAYERS)
     assert {id(local) for local in backend._optimizer.state} == trained

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from training_steps import apply
+from training_steps import apply, whole_gradients
 from transformers import AutoModelForCausalLM
 
 from rljob.api.algorithm import Algorithm
@@ -108,8 +108,7 @@ def train_steps(
     update = backend.update
 
     def observed(step: int) -> OptimizerUpdate:
-        for name, parameter in backend.model.named_parameters():
-            gradients[name] = parameter.grad.full_tensor().clone()
+        gradients.update(whole_gradients(backend))
         return update(step)
 
     backend.update = observed

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from training_steps import CHECKS, plan_all
+from training_steps import CHECKS, plan_all, whole_gradients
 from transformers import AutoModelForCausalLM
 
 from rljob.api.algorithm import Algorithm
@@ -73,7 +73,7 @@ def gradients_of(backend: FsdpBackend) -> dict[str, torch.Tensor]:
     gradients, update = {}, backend.update
 
     def observed(step: int):
-        gradients.update({name: p.grad.full_tensor().clone() for name, p in backend.model.named_parameters()})
+        gradients.update(whole_gradients(backend))
         return update(step)
 
     backend.update = observed

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
 
 from rljob.api.algorithm import Algorithm
 from rljob.api.models import LogprobTolerance
 from rljob.protocol.messages import SampleTokens, Train
 from rljob.trainer.backends.base import Backend
+from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.batch_plan import BatchPlan, plan_batch
 from rljob.trainer.fetch_batch import check_shard
 from rljob.trainer.process_group import World
@@ -21,6 +24,16 @@ def plan_all(train: Train, algorithm: Algorithm, world: World, budget: int) -> B
     """Return the plan that trains every sample."""
     trained_N = np.ones(len(train.samples), np.bool_)
     return plan_batch(train, trained_N, algorithm.minibatches or 1, world.dp_rank, world.dp_size, budget)
+
+
+def whole_gradients(backend: FsdpBackend) -> dict[str, torch.Tensor]:
+    """Return copies of the gradients as whole tensors, by name; all ranks take part."""
+    found = {name: parameter.grad for name, parameter in backend.model.named_parameters()}
+    return {
+        name: (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).clone()
+        for name, gradient in found.items()
+        if gradient is not None
+    }
 
 
 def apply(

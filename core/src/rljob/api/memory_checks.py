@@ -60,6 +60,7 @@ def settings_of(spec: RLJobSpec, tokens: int | None = None) -> TrainerSettings:
         recompute=trainer.recompute,
         wire="device" if spec.weight_sync.transport == "nccl" else "host",
         adapters=_adapters(trainer.lora),
+        copies=trainer.parallelism.replicate,
         offload=trainer.optimizer.offload and trainer.accelerator.kind == "nvidia",
     )
 

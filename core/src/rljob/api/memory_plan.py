@@ -61,7 +61,8 @@ class TrainerSettings:
     ``ranks``: data-parallel ranks that share one copy of the parameters. ``tokens``: padded tokens of the largest
     microbatch, which is at least the longest sample. ``recompute``: ``layer`` keeps only the input of each layer for
     the backward pass. ``wire``: where the copy of the weights is while it is sent; ``device`` with NCCL.
-    ``adapters``: what is trained instead of the model. ``offload``: moments and AdamW are on the host.
+    ``adapters``: what is trained instead of the model. ``offload``: moments and AdamW are on the host. ``copies``: of
+    the parameters, each on its own ranks.
     """
 
     ranks: int
@@ -72,6 +73,12 @@ class TrainerSettings:
     wire: Literal["device", "host"] = "host"
     adapters: AdapterSettings | None = None
     offload: bool = False
+    copies: int = 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether the model is not sharded, so that no whole parameters exist beside the masters."""
+        return self.ranks == 1 and self.copies == 1 and self.dtype == "float32"
 
 
 @dataclass(frozen=True)
@@ -167,13 +174,17 @@ def step_bytes(model: ModelShape, settings: TrainerSettings) -> int:
     else:
         kept, again = model.layers * layer * tokens, 0
     kept += (FLOAT32 + 3 * size) * model.hidden * tokens + TOKEN_BYTES * tokens  # last norm, inputs of the output layer
-    if settings.ranks == 1 or FLOAT32 * model.parameters <= ONE_EXCHANGE_BYTES:  # one exchange for all microbatches
+    if settings.plain:
+        parameters, in_passes = 0, FLOAT32 * trained
+    elif settings.ranks == 1 or FLOAT32 * model.parameters <= ONE_EXCHANGE_BYTES:  # one exchange for all microbatches
         parameters, in_passes = root + model.layers * block, FLOAT32 * trained
     else:
         parameters = root + 2 * block
         in_passes = gradients + (0 if adapters else size * model.largest_parameter)
     working = (size * (3 * model.intermediate + 2 * model.hidden) + FLOAT32 * model.hidden) * tokens
-    of_layer = again + working + (size + FLOAT32) * (adapters or model.block_parameters)
+    of_layer = again + working
+    if not settings.plain:  # the gradient before it is summed
+        of_layer += (size + FLOAT32) * (adapters or model.block_parameters)
     passes = in_passes + parameters + kept + max(_output_bytes(model, settings), of_layer)
     # AdamW has temporary tensors over all parameters at once.
     of_optimizer = gradients if settings.offload else 2 * gradients

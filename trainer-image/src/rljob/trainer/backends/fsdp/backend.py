@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
 from rljob.api.roles import Trainer
@@ -62,13 +62,17 @@ class FsdpBackend:
         self._adapters = Adapters(self.model, settings.lora, self.dtype, source) if settings.lora else None
         if settings.recompute == "layer":
             recompute_layers(self.model, source)
-        self._root = _shard(self.model, mesh, self.dtype, not self._one_exchange)
+        # On one rank in float32 FSDP would only copy parameters and gradients.
+        self._root: FSDPModule | None = None
+        if mesh.size() > 1 or self.dtype != torch.float32:
+            self._root = _shard(self.model, mesh, self.dtype, not self._one_exchange)
         read_weights(self.model, conversions, source, world, self._adapters.names if self._adapters else frozenset())
         self._logprobs = TargetLogprobs(self.model)
-        self._parameters: dict[str, DTensor] = dict(self.model.named_parameters())  # type: ignore[arg-type]
+        self._own = dict(self.model.named_parameters())
+        self._parameters = {name: _as_dtensor(parameter, mesh) for name, parameter in self._own.items()}
         if self._adapters:
             self._adapters.initialize(self._parameters)
-        self._trained = {name: p for name, p in self._parameters.items() if p.requires_grad}
+        self._trained = {name: p for name, p in self._parameters.items() if self._own[name].requires_grad}
         self._optimizer = ShardedAdamW(self._trained, settings.optimizer, world, settings.parallelism.replicate)
         self._watch = Stopwatch(world.device)
 
@@ -93,6 +97,8 @@ class FsdpBackend:
     def _exchange(self, last: bool) -> None:
         """Set what the next backward pass exchanges. Before the last one of an update, copies of the model exchange
         nothing, and the ranks of a copy nothing if they keep gradients and parameters whole."""
+        if self._root is None:
+            return
         self._root.set_requires_all_reduce(last)
         if self._one_exchange:
             self._root.set_requires_gradient_sync(last)
@@ -113,9 +119,14 @@ class FsdpBackend:
         A gradient that is not finite changes neither weights nor moments.
         """
         with self._watch.time("seconds_optimizer"):
-            result = self._optimizer.update(step)
+            result = self._optimizer.update(step, self.gradients())
             self.model.zero_grad()
         return result
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return this rank's shards of the gradients, by name."""
+        found = {name: parameter.grad for name, parameter in self._own.items() if parameter.grad is not None}
+        return {name: g.to_local() if isinstance(g, DTensor) else g for name, g in found.items()}
 
     @property
     def updates(self) -> int:
@@ -182,6 +193,13 @@ def _mesh(world: World, copies: int) -> DeviceMesh:
         )
     shape = (copies, world.dp_size // copies)
     return init_device_mesh(world.device.type, shape, mesh_dim_names=("copies", "ranks"))
+
+
+def _as_dtensor(parameter: Tensor, mesh: DeviceMesh) -> DTensor:
+    """Return a parameter as a sharded tensor with its memory; one that is not sharded belongs to one rank."""
+    if isinstance(parameter, DTensor):
+        return parameter
+    return DTensor.from_local(parameter.detach(), mesh, (Shard(0),), run_check=False)
 
 
 def _shard(model: PreTrainedModel, mesh: DeviceMesh, dtype: torch.dtype, reshard: bool) -> FSDPModule:

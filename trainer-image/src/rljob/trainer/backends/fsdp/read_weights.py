@@ -92,7 +92,7 @@ def read_weights(
     """Allocate the sharded parameters of a meta model on the device and read this rank's rows; all ranks take part.
 
     Args:
-        model: from :func:`meta_model`, after ``fully_shard``.
+        model: from :func:`meta_model`, after ``fully_shard`` or, on one rank, without it.
         conversions: of the model.
         source: Hugging Face directory.
         world: the ranks.
@@ -102,6 +102,8 @@ def read_weights(
         ModelError: the weights do not fit the model or cannot be read; raised on all ranks.
     """
     model.to_empty(device=world.device)
+    if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        model.tie_weights()  # to_empty() keeps the identity of sharded parameters only
     problem: ModelError | None = None
     try:
         with ExitStack() as files, torch.no_grad():
@@ -120,8 +122,10 @@ def read_rows(stored: StoredTensor, rows: slice | EllipsisType) -> Tensor:
     return content
 
 
-def local_rows(parameter: DTensor) -> slice:
+def local_rows(parameter: Tensor) -> slice:
     """Return the rows of a parameter that this rank keeps."""
+    if not isinstance(parameter, DTensor):
+        return slice(0, len(parameter))
     shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
     return slice(offset[0], offset[0] + shape[0])
 
@@ -173,7 +177,7 @@ class _Reader:
         missing = {name for name, target in self._state.items() if id(target) not in self._read}
         report = LoadStateDictInfo(set(missing), set(unexpected), set(), [], {}, set())
         self._model._adjust_missing_and_unexpected_keys(report)  # transformers knows keys that it ignores
-        parameters = {name for name in missing if isinstance(self._state[name], DTensor)}
+        parameters = {name for name in missing if isinstance(self._state[name], torch.nn.Parameter)}
         self._refuse("missing keys", report.missing_keys | parameters)
         self._refuse("unexpected keys", report.unexpected_keys)
 
@@ -220,9 +224,7 @@ class _Reader:
         converter = copy.deepcopy(sources.converter)
         own = slice(None)
         if by_expert := _by_expert(converter):
-            target = self._state[name]
-            assert isinstance(target, DTensor)
-            own = local_rows(target)
+            own = local_rows(self._state[name])
             self._mark(name)
             if own.start == own.stop:
                 return
@@ -237,7 +239,8 @@ class _Reader:
         for made, value in converted.items():
             tensor = value[0] if isinstance(value, list) else value
             if by_expert:
-                local = self._state[made].to_local()  # type: ignore[attr-defined]
+                target = self._state[made]
+                local = target.to_local() if isinstance(target, DTensor) else target
                 self._refuse("mismatched keys", [] if local.shape == tensor.shape else [made])
                 local.copy_(tensor)
             elif made in self._state:

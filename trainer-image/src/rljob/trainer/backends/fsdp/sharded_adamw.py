@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -53,17 +52,13 @@ class ShardedAdamW:
         """Return a shard where AdamW computes: the shard itself, or a copy on the host."""
         return shard.detach().to("cpu", copy=True) if self._offloads else shard
 
-    def update(self, step: int) -> OptimizerUpdate:
-        """Clip the gradient and apply AdamW; see :meth:`Backend.update`. The caller clears the gradients of the model.
+    def update(self, step: int, gradients: Mapping[str, Tensor]) -> OptimizerUpdate:
+        """Clip the gradient in place and apply AdamW; see :meth:`Backend.update`.
 
         Args:
             step: training step, for the warm-up.
+            gradients: this rank's shards by name.
         """
-        gradients = {
-            name: cast(DTensor, parameter.grad).to_local()
-            for name, parameter in self._parameters.items()
-            if parameter.grad is not None
-        }
         norm = self._clip(list(gradients.values()))
         rate = learning_rate(self._settings, step)
         finite = math.isfinite(norm)  # of all ranks, so all take the same branch
