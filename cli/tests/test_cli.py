@@ -106,6 +106,7 @@ def test_commands_and_options_are_frozen(rljob):
         "resume": [*WHERE, "--help"],
         "validate": ["--help", "--run-dir", "--set", "--static"],
         "explain": ["--cpu", "--docs", "--field", "--gpu", "--help", "--set"],
+        "simulate": ["--engines", "--gpus", "--help", "--output", "--set", "--steps", "--trace"],
         "render": ["--cluster", "--cpu", "--gpu", "--help", "--namespace", "--output", "--set"],
         "export": [*WHERE, "--help", "--step"],
         "evaluate": ["--help", "--output", "--problems", "--set", "--step"],

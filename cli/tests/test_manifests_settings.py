@@ -97,10 +97,10 @@ def test_render_asks_for_gpus_where_there_are_any(rljob, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("- a", "the settings are not a mapping; write for example accelerator: cpu"),
+        ("- a", "the settings are not a mapping; write one per line, NAME: VALUE"),
         ("a: [", "line 1"),
         ("acelerator: cpu", "acelerator: unknown field; did you mean accelerator?"),
-        (None, "there is no such file; give the path of the cluster's settings"),
+        (None, "there is no such file; give the path of a YAML file"),
     ],
 )
 def test_settings_that_cannot_be_read_are_a_sentence(rljob, tmp_path, text, said):

@@ -127,7 +127,7 @@ def render(
 
 
 def _cluster(path: Path | None, gpu: bool | None) -> Cluster:
-    settings = _read(path) if path is not None else {}
+    settings = read_settings(path) if path is not None else {}
     if gpu is not None:
         settings["accelerator"] = "nvidia" if gpu else "cpu"
     try:
@@ -136,11 +136,16 @@ def _cluster(path: Path | None, gpu: bool | None) -> Cluster:
         raise ManifestError(str(error).splitlines(), str(path)) from None
 
 
-def _read(path: Path) -> dict[str, object]:
+def read_settings(path: Path) -> dict[str, object]:
+    """Return the mapping in a YAML file of settings.
+
+    Raises:
+        ManifestError: the file is missing or unreadable, or it is no mapping in YAML.
+    """
     try:
         data = read_yaml(path.read_bytes().decode())
     except FileNotFoundError:
-        raise ManifestError(["there is no such file; give the path of the cluster's settings"], str(path)) from None
+        raise ManifestError(["there is no such file; give the path of a YAML file"], str(path)) from None
     except OSError as error:
         raise ManifestError([f"cannot be read: {(error.strerror or str(error)).lower()}"], str(path)) from None
     except UnicodeDecodeError as error:
@@ -148,5 +153,5 @@ def _read(path: Path) -> dict[str, object]:
     except YamlError as error:
         raise ManifestError([str(error)], str(path)) from None
     if not isinstance(data, dict):
-        raise ManifestError(["the settings are not a mapping; write for example accelerator: cpu"], str(path))
+        raise ManifestError(["the settings are not a mapping; write one per line, NAME: VALUE"], str(path))
     return data

@@ -23,6 +23,7 @@ from rljob.cli import (
     manifest,
     reward_commands,
     run_control,
+    simulate,
     status,
     top,
 )
@@ -155,6 +156,10 @@ app.command(epilog=_examples(
     "rljob render job.yaml", "rljob render job.yaml --cpu --namespace team-a -o json",
     "rljob render job.yaml --cluster settings.yaml | kubectl diff -f -",
 ))(manifest.render)  # fmt: skip
+app.command(epilog=_examples(
+    "rljob simulate job.yaml --engines speeds.yaml",
+    "rljob simulate job.yaml --engines speeds.yaml --gpus 16 --trace out.json",
+))(simulate.simulate)  # fmt: skip
 app.command(epilog=_examples("rljob export model/", "rljob export sums model/ --step 100"))(checkpoint_commands.export)
 app.command(epilog=_examples(
     "rljob evaluate", "rljob evaluate sums --step 100 --problems 1000",

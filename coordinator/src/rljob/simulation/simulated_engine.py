@@ -42,8 +42,8 @@ class EngineModel:
 class SimulationRecorder(Protocol):
     """Receives what engines and trainer did, in seconds of virtual time."""
 
-    def generated(self, engine: str, slot: int, request: m.RequestId, start: float, end: float) -> None:
-        """Record a request that an engine finished or interrupted."""
+    def generated(self, engine: str, slot: int, request: m.RequestId, start: float, end: float, work: float) -> None:
+        """Record a request that an engine finished or interrupted; ``work``: done."""
 
     def updated(self, engine: str, version: int, start: float, end: float) -> None:
         """Record a weight update of an engine."""
@@ -58,7 +58,8 @@ class _Running:
     slot: int
     version: int
     start: float  # virtual time
-    end_work: float  # served work at which it ends
+    start_work: float  # served work at which it started
+    end_work: float  # and at which it ends
     aborted: bool = field(default=False)
 
 
@@ -103,8 +104,6 @@ class SimulatedEngine:
         self._paused = False
         self._weights = (-1, -1, "")  # lineage, version, digest
         self._unacknowledged: dict[tuple[str, int, int], m.Completion] = {}
-        self.completed = 0
-        self.busy_seconds = 0.0  # of slots
 
     def connect(self, router: MessageRouter, traffic: Traffic) -> MemoryLink:
         """Connect to the coordinator."""
@@ -163,7 +162,7 @@ class SimulatedEngine:
         work = self._work(request) if work is None else work
         now = self._loop.time()
         slot = heapq.heappop(self._free_slots)
-        running = _Running(request, slot, self._weights[1], now, self._served + work)
+        running = _Running(request, slot, self._weights[1], now, self._served, self._served + work)
         self._running[_key(request.request_id)] = running
         self._tie += 1
         heapq.heappush(self._ends, (running.end_work, self._tie, running))
@@ -192,7 +191,6 @@ class SimulatedEngine:
         self._mark()
         end_work, _, running = heapq.heappop(self._ends)
         self._served = end_work  # exactly: rounding must not let it run again
-        self.completed += 1
         self._finish(running, "stop")
         self._fill()
         self._schedule()
@@ -211,8 +209,8 @@ class SimulatedEngine:
         now = self._loop.time()
         del self._running[_key(running.request.request_id)]
         heapq.heappush(self._free_slots, running.slot)
-        self.busy_seconds += now - running.start
-        self._recorder.generated(self.name, running.slot, running.request.request_id, running.start, now)
+        done = self._served - running.start_work
+        self._recorder.generated(self.name, running.slot, running.request.request_id, running.start, now, done)
 
     def _fill(self) -> None:
         while self._held and len(self._running) < self._model.slots and not self._paused:

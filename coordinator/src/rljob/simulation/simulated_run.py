@@ -64,6 +64,7 @@ class Outcome:
     train_seconds: float = 0.0
     update_seconds: float = 0.0  # of all engines
     busy_seconds: float = 0.0  # of all slots of all engines
+    work: list[tuple[float, float]] = field(default_factory=list)  # end of each request, and its units of work
     events: int = 0  # messages, and requests that ended
     ends: Mapping[str, int] = field(default_factory=dict)
 
@@ -75,11 +76,12 @@ class _Record:
         self._outcome = outcome
         self._other = other
 
-    def generated(self, engine: str, slot: int, request: m.RequestId, start: float, end: float) -> None:
+    def generated(self, engine: str, slot: int, request: m.RequestId, start: float, end: float, work: float) -> None:
+        self._outcome.work.append((end, work))
         self._outcome.busy_seconds += end - start
         self._outcome.events += 1
         if self._other is not None:
-            self._other.generated(engine, slot, request, start, end)
+            self._other.generated(engine, slot, request, start, end, work)
 
     def updated(self, engine: str, version: int, start: float, end: float) -> None:
         self._outcome.update_seconds += end - start

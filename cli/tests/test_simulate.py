@@ -1,0 +1,118 @@
+"""`rljob simulate`: predictions, the timeline, and wrong input."""
+
+import json
+
+import pytest
+
+from rljob.api.yaml_loader import write_yaml
+
+SPEEDS = {
+    "engine": {"tokensPerSecondPerSequence": 10.0, "tokensPerSecond": 20.0, "weightUpdateSeconds": 1.0},
+    "trainer": {"tokensPerSecondPerGpu": 100.0},
+    "answers": {"medianTokens": 40.0, "sigma": 0.0},
+    "promptTokens": 10,
+}
+
+
+@pytest.fixture
+def files(tmp_path, manifest):
+    """Write a manifest with one engine and two trainer GPUs, and the speeds; return a function that does it again."""
+    manifest["spec"]["training"] = {"steps": 50, "promptsPerStep": 2, "samplesPerPrompt": 2, "maxStaleness": 0}
+    manifest["spec"]["tasks"][0]["sampling"] = {"maxTokens": 64}
+    manifest["spec"]["rollouts"] = [{"name": "main", "maxConcurrency": 4, "maxModelLength": 128}]
+    manifest["spec"]["trainer"] = {"processesPerNode": 2}
+
+    def write(**changes):
+        (tmp_path / "job.yaml").write_text(write_yaml(manifest))
+        (tmp_path / "speeds.yaml").write_text(write_yaml(SPEEDS | changes))
+        return tmp_path / "job.yaml", "--engines", tmp_path / "speeds.yaml"
+
+    return write
+
+
+def test_every_split_is_predicted_from_the_speeds(rljob, files):
+    """α = 0: four answers of 40 tokens share 20 tokens/s of an engine, then the trainer has 4 × 50 tokens."""
+    code, out, err = rljob("simulate", *files(), "--steps", 3, "-o", "json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["gpus"], found["best"]) == (3, 2)
+    one, two = found["splits"]
+    assert one["stepSeconds"] == pytest.approx(4 * 40 / 20 + 4 * 50 / 200 + 1)
+    assert two["stepSeconds"] == pytest.approx(2 * 40 / 20 + 4 * 50 / 100 + 1), "two engines, one trainer GPU"
+    assert one["engineUtilisation"] == pytest.approx(8 / 10)
+    assert one["trainerUtilisation"] == pytest.approx(1 / 10)
+    assert one["tokensPerSecond"] == pytest.approx(160 / 10)
+    assert one["meanStaleness"] == 0
+
+
+def test_the_table_marks_the_best_split_and_that_of_the_manifest(rljob, files):
+    code, out, _ = rljob("simulate", *files())
+    assert code == 0
+    assert [line.split() for line in out.splitlines()[1:]] == [
+        ["1", "1", "2", "10.0", "s", "80%", "10%", "0.00", "16", "manifest"],
+        ["2", "2", "1", "7.0", "s", "57%", "29%", "0.00", "23", "best"],
+    ]
+
+
+def test_the_timeline_shows_the_best_split(rljob, files, tmp_path):
+    assert rljob("simulate", *files(), "--steps", 2, "--trace", tmp_path / "out.json")[0] == 0
+    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert names == {0: "trainer", 1: "engine-0000", 2: "engine-0001"}
+    kinds = {kind: [e for e in events if e.get("cat") == kind] for kind in ("train", "generate", "weights")}
+    assert [event["name"] for event in kinds["train"]] == ["step 0", "step 1", "step 2", "step 3"]
+    assert kinds["train"][0] | {"args": 0} == {
+        "name": "step 0", "cat": "train", "ph": "X", "pid": 0, "tid": 0, "ts": 5e6, "dur": 2e6, "args": 0,
+    }  # fmt: skip
+    assert {(event["tid"], event["dur"]) for event in kinds["generate"]} == {(1, 4e6), (2, 4e6)}
+    assert len(kinds["generate"]) == 4 * 4
+    assert {(event["pid"], event["tid"], event["dur"]) for event in kinds["weights"]} == {(1, 0, 1e6), (2, 0, 1e6)}
+
+
+def test_a_filter_costs_groups(rljob, files):
+    every = rljob("simulate", *files(), "-o", "json")[1]
+    half = rljob(
+        "simulate", *files(acceptedGroups=0.5), "--set", "spec.algorithm.groupFilter=nonconstant", "-o", "json"
+    )[1]
+    seconds = [json.loads(out)["splits"][0]["stepSeconds"] for out in (every, half)]
+    assert seconds[1] > 1.3 * seconds[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "sentence"),
+    [
+        ({"engine": {}}, [], "speeds.yaml: engine.tokensPerSecondPerSequence: required; add it"),
+        ({"sigma": 1}, [], "speeds.yaml: sigma: unknown field; there are engine, trainer,"),
+        ({"acceptedGroups": 0}, [], "speeds.yaml: acceptedGroups: must be more than 0, not 0"),
+        (
+            {"promptTokens": 128},
+            [],
+            "job.yaml: promptTokens is 128, which leaves no room in maxModelLength 128; lower it",
+        ),
+        (
+            {},
+            ["--set", "spec.rollouts=[{name: a}, {name: b}]"],
+            "job.yaml: spec.rollouts: has 2 training pools (a, b);",
+        ),
+        ({}, ["--gpus", "1"], "greater than or equal to 2"),
+        ({}, ["--steps", "0"], "greater than or equal to 1"),
+    ],
+)
+def test_wrong_input_is_one_sentence(rljob, files, changes, arguments, sentence):
+    code, out, err = rljob("simulate", *files(**changes), *arguments)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert "Traceback" not in err
+
+
+def test_a_missing_file_of_speeds_is_named(rljob, files, tmp_path):
+    code, _, err = rljob("simulate", files()[0], "--engines", tmp_path / "none.yaml")
+    assert code == 2
+    assert err == f"rljob: {tmp_path / 'none.yaml'}: there is no such file; give the path of a YAML file\n"
+
+
+def test_a_job_that_fails_in_the_simulation_is_named(rljob, files):
+    arguments = ["--set", "spec.algorithm.groupFilter=nonconstant"]
+    code, _, err = rljob("simulate", *files(acceptedGroups=1e-9), *arguments)
+    assert code == 2
+    assert "job.yaml: the simulated run failed: AllGroupsFiltered: " in err

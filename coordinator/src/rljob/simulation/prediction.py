@@ -1,0 +1,194 @@
+"""Predicts step time and utilisation of a job for each split of its devices between training and rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+from collections.abc import Iterator
+
+from rljob.api.models import RLJob
+from rljob.api.roles import Rollout
+from rljob.api.speeds import Speeds
+from rljob.protocol import messages as m
+from rljob.protocol.simulation_messages import SplitPrediction
+from rljob.scheduling.seeds import derive
+from rljob.simulation.simulated_engine import EngineModel, SimulationRecorder
+from rljob.simulation.simulated_run import Outcome, SimulatedCluster, simulate
+
+MAX_SPLITS = 12
+"""Splits that are simulated at first; then those between the neighbours of the best one."""
+NORMAL = statistics.NormalDist()
+
+
+def predict(job: RLJob, speeds: Speeds, devices: int, steps: int) -> list[SplitPrediction]:
+    """Return the predictions of all simulated splits, by number of engines.
+
+    Args:
+        job: resolved; see :func:`simulated_job` for what is left out.
+        speeds: of engines and trainer.
+        devices: GPUs (on CPU: processes) of training and rollout together.
+        steps: simulated optimizer steps that count, after :func:`warm_up_steps` others.
+
+    Raises:
+        ValueError: the job cannot be simulated, or there is no split.
+    """
+    pool = training_pool(job)
+    largest = (devices - 1) // pool.devices
+    if largest < 1:
+        raise ValueError(
+            f"--gpus is {devices}: one engine needs {pool.devices} and the trainer at least 1; give at least "
+            f"{pool.devices + 1}"
+        )
+    found: dict[int, SplitPrediction] = {}
+    for engines in _spread(1, largest):
+        found[engines] = predict_split(job, speeds, engines, devices - engines * pool.devices, steps)
+    best = best_split(list(found.values())).engines
+    below = max((n for n in found if n < best), default=best)
+    above = min((n for n in found if n > best), default=best)
+    for engines in _spread(below, above):
+        if engines not in found:
+            found[engines] = predict_split(job, speeds, engines, devices - engines * pool.devices, steps)
+    return [found[engines] for engines in sorted(found)]
+
+
+def _spread(first: int, last: int) -> Iterator[int]:
+    """Yield at most MAX_SPLITS numbers from ``first`` to ``last``, both included, at equal distances."""
+    count = min(MAX_SPLITS, last - first + 1)
+    previous = None
+    for i in range(count):
+        number = first + round(i * (last - first) / max(1, count - 1))
+        if number != previous:
+            yield number
+        previous = number
+
+
+def best_split(predictions: list[SplitPrediction]) -> SplitPrediction:
+    """Return the split with the shortest step; of equal ones that with the fewest engines."""
+    return min(predictions, key=lambda each: (each.step_seconds, each.engines))
+
+
+def training_pool(job: RLJob) -> Rollout:
+    """Return the pool that generates training samples.
+
+    Raises:
+        ValueError: there are several.
+    """
+    pools = [pool for pool in job.spec.rollouts if pool.purpose == "training"]
+    if len(pools) > 1:
+        names = ", ".join(pool.name for pool in pools)
+        raise ValueError(f"spec.rollouts: has {len(pools)} training pools ({names}); keep one of them for a simulation")
+    return pools[0]
+
+
+def simulated_job(job: RLJob, steps: int) -> RLJob:
+    """Return the job that is simulated: without evaluations, and with checkpoints at the end only."""
+    spec = job.spec
+    training = spec.training.model_copy(update={"steps": steps})
+    checkpoints = spec.checkpoints.model_copy(update={"every_steps": max(1, steps)})
+    changes = {
+        "training": training,
+        "checkpoints": checkpoints,
+        "evaluation": None,
+        "rollouts": [training_pool(job)],
+    }
+    return job.model_copy(update={"spec": spec.model_copy(update=changes)})
+
+
+def predict_split(
+    job: RLJob,
+    speeds: Speeds,
+    engines: int,
+    trainer_devices: int,
+    steps: int,
+    recorder: SimulationRecorder | None = None,
+) -> SplitPrediction:
+    """Simulate one split; arguments as for :func:`predict`.
+
+    Raises:
+        ValueError: the job fails in the simulation.
+    """
+    pool, seed, work = training_pool(job), job.spec.seed, _Answers(job, speeds)
+    staleness = job.spec.training.max_staleness
+    warm_up = warm_up_steps(staleness)
+    model = EngineModel(
+        pool.max_concurrency, speeds.engine.tokens_per_second_per_sequence, speeds.engine.tokens_per_second
+    )
+
+    async def reward(sample: str) -> float:
+        await asyncio.sleep(speeds.reward_seconds)
+        group, member = sample.split(".")
+        return float(_fraction(derive(seed, group, 0, 0)) < speeds.accepted_groups and int(member) % 2)
+
+    durations: list[float] = []
+
+    def train_seconds(batch: m.Train) -> float:
+        tokens = sum(work.tokens[sample.sample] + speeds.prompt_tokens for sample in batch.samples)
+        rate = speeds.trainer.tokens_per_second_per_gpu * trainer_devices
+        durations.append(speeds.trainer.seconds_per_step + tokens / rate)
+        return durations[-1]
+
+    cluster = SimulatedCluster(
+        [(pool.name, model)] * engines,
+        work.of,
+        train_seconds,
+        speeds.engine.weight_update_seconds,
+        reward,
+        runners=job.spec.runner.replicas.min,
+    )
+    try:
+        outcome = simulate(simulated_job(job, warm_up + steps + staleness), cluster, recorder=recorder)
+    except RuntimeError as error:
+        raise ValueError(f"the simulated run failed: {error}") from None
+    busy = sum(durations[warm_up : warm_up + steps])
+    return _prediction(outcome, warm_up, steps, engines, trainer_devices, speeds, busy)
+
+
+def _prediction(
+    outcome: Outcome, warm_up: int, steps: int, engines: int, trainer_devices: int, speeds: Speeds, busy: float
+) -> SplitPrediction:
+    """Return the prediction from the ``steps`` steps after ``warm_up`` others; ``busy``: training seconds in them."""
+    began, ended = outcome.steps[warm_up - 1], outcome.steps[warm_up + steps - 1]
+    seconds = ended - began
+    tokens = sum(work for end, work in outcome.work if began < end <= ended)
+    return SplitPrediction(
+        engines=engines,
+        trainer_devices=trainer_devices,
+        step_seconds=seconds / steps,
+        engine_utilisation=min(1.0, tokens / (seconds * engines * speeds.engine.tokens_per_second)),
+        trainer_utilisation=min(1.0, busy / seconds),
+        mean_staleness=statistics.fmean(outcome.ages),
+        tokens_per_second=tokens / seconds,
+    )
+
+
+def warm_up_steps(max_staleness: int) -> int:
+    """Return how many first steps do not count: until the batches in flight have their steady number."""
+    return max_staleness + 2
+
+
+class _Answers:
+    """Lengths of the answers, drawn from the requests' own seeds. ``tokens``: sample → tokens."""
+
+    def __init__(self, job: RLJob, speeds: Speeds) -> None:
+        self._answers = speeds.answers
+        room = training_pool(job).max_model_length - speeds.prompt_tokens
+        if room < 1:
+            raise ValueError(
+                f"promptTokens is {speeds.prompt_tokens}, which leaves no room in maxModelLength "
+                f"{training_pool(job).max_model_length}; lower it"
+            )
+        self._limit = min(room, max(task.sampling.max_tokens for task in job.spec.tasks))
+        self.tokens: dict[str, float] = {}
+
+    def of(self, request: m.Generate) -> float:
+        """Return the tokens of an answer."""
+        normal = NORMAL.inv_cdf(_fraction(request.sampling.seed))
+        tokens = min(float(self._limit), max(1.0, self._answers.median_tokens * math.exp(self._answers.sigma * normal)))
+        self.tokens[request.request_id.sample] = tokens
+        return tokens
+
+
+def _fraction(seed: int) -> float:
+    """Return a seed (< 2**63) as a number in (0, 1)."""
+    return (seed + 0.5) / 2**63
