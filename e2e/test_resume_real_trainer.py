@@ -1,12 +1,13 @@
 """A stopped and resumed run of the real trainer gives the same result, bit for bit, as an uninterrupted run.
 
-Also if the newest checkpoint is damaged meanwhile: the one before it is used.
+Also if the newest checkpoint is damaged meanwhile: the one before it is used; and if all are lost, with copies in S3.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here 
 import pytest
 
 from e2e.fakes.harness import COMMANDS, IMPORTS, TOKENS, Harness, make_job, run_harness
+from e2e.fakes.s3 import empty_bucket, serving_s3
 from e2e.fakes.tiny import TinyEngine, write_tiny_model
 from e2e.test_resume import suspend
 from rljob.api.models import RLJob
@@ -26,16 +28,18 @@ from rljob.protocol.checkpoint_files import checkpoint_directories
 STEPS = 4
 
 
-def tiny_job() -> RLJob:
+def tiny_job(uri: str | None = None) -> RLJob:
     training = {"steps": STEPS, "promptsPerStep": 2, "samplesPerPrompt": 4, "maxStaleness": 0}
     optimizer = {"learningRate": 1e-2}
-    return make_job(training=training, trainer={"optimizer": optimizer}, checkpoints={"everySteps": 1, "keep": 9})
+    return make_job(
+        training=training, trainer={"optimizer": optimizer}, checkpoints={"everySteps": 1, "keep": 9, "uri": uri}
+    )
 
 
 @asynccontextmanager
-async def run_with_real_trainer(directory: Path) -> AsyncIterator[Harness]:
+async def run_with_real_trainer(directory: Path, uri: str | None = None) -> AsyncIterator[Harness]:
     """Run all components: a fake engine with real weights in this process, and the real trainer as a process."""
-    async with run_harness(tiny_job(), directory, engines=[]) as harness:
+    async with run_harness(tiny_job(uri), directory, engines=[]) as harness:
         write_tiny_model(directory / "model")
         engine = TinyEngine(harness.coordinator_url, TOKENS["agent"], directory / "model")
         harness.play("agent", engine.run())
@@ -43,9 +47,9 @@ async def run_with_real_trainer(directory: Path) -> AsyncIterator[Harness]:
         yield harness
 
 
-async def train(directory: Path) -> dict[str, bytes]:
+async def train(directory: Path, uri: str | None = None) -> dict[str, bytes]:
     """Run to completion; return the files with weights and optimizer state of the last checkpoint."""
-    async with run_with_real_trainer(directory) as harness:
+    async with run_with_real_trainer(directory, uri) as harness:
         await harness.ended("trainer")
     last = directory / f"checkpoints/step-{STEPS:06d}"
     return {path.name: path.read_bytes() for path in sorted(last.rglob("*.safetensors"))}
@@ -92,6 +96,29 @@ async def test_the_real_trainer_learns_the_same_bit_for_bit_when_the_run_was_sto
         warnings = [row["message"] for row in ledger.rows("SELECT message FROM warnings")]
     assert [damaged in warning for warning in warnings] == ([True] if damaged else []), warnings
     assert audit(tmp_path).ok
+
+
+@pytest.mark.timeout(300)
+async def test_a_run_whose_checkpoints_are_lost_resumes_from_s3_bit_for_bit(
+    tmp_path: Path, unbroken: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = "s3://bucket/run"
+    with serving_s3() as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        files = empty_bucket("bucket")
+        async with run_with_real_trainer(tmp_path, uri) as harness:
+            await harness.until("trainer", "step 2:")
+            harness.kill("coordinator")
+            harness.kill("trainer")
+        shutil.rmtree(tmp_path / "checkpoints")
+        assert await train(tmp_path, uri) == unbroken
+        found = {path.split("/")[2].rpartition("-")[0] for path in files.find("bucket/run")}
+    assert found == {f"step-{step:06d}" for step in range(1, STEPS + 1)}
+    with LedgerReader(tmp_path) as ledger:
+        assert ledger.value("SELECT MIN(step) FROM incarnations WHERE incarnation > 1") > 0
+    (lost,) = [check.problems for check in audit(tmp_path).checks if not check.ok]
+    assert all("does not exist" in problem for problem in lost), "older ones are in S3 only"
 
 
 def damage_newest_checkpoint(storage: Path) -> str:

@@ -1,22 +1,29 @@
 """export, evaluate and top."""
 
+import contextlib
 import json
 import shutil
 
 import pytest
+import typer
+from s3fs import S3FileSystem
 
 from cli.tests.fakes.launcher import SUCCEEDED, status
 from core.tests.checkpoint_ledger import keep_checkpoints
 from e2e.fakes.fork_server import rljob_command
+from e2e.fakes.s3 import empty_bucket, serving_s3
 from rljob.api.errors import ManifestError
 from rljob.api.job_status import Metric, Queue
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
+from rljob.cli import ledger
 from rljob.local import checkpoints, evaluation
 from rljob.local.errors import CliError
 from rljob.local.process_usage import ProcessUsageMeter
 from rljob.local.run_directory import RunDirectory
-from rljob.protocol.checkpoint_record import TrainerState, encode_state, hash_file
+from rljob.protocol.checkpoint_copies import open_copies
+from rljob.protocol.checkpoint_files import is_complete
+from rljob.protocol.checkpoint_record import TrainerState, encode_state, hash_file, read_state_file
 from rljob.protocol.run_status import ComponentStatus, encode_status
 
 
@@ -125,6 +132,63 @@ def test_an_evaluated_model_is_copied_again_if_it_is_damaged_or_the_checkpoint_i
     (checkpoint.path / "trainer.json").write_bytes(encode_state(state))
     keep_checkpoints(run.path, {10: state.digest})
     assert evaluation.evaluated_model(run, checkpoints.find(run, None)) != model
+
+
+@pytest.fixture
+def copied_run(run, monkeypatch):
+    """The run with copies of steps 2 and 10 in S3; the directory of step 10 is lost."""
+    with serving_s3() as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        empty_bucket("bucket")
+        job = json.loads((run.path / "job.json").read_bytes())
+        job["spec"]["checkpoints"]["uri"] = "s3://bucket/run"
+        (run.path / "job.json").write_text(json.dumps(job))
+        copies = open_copies(run.job().spec)
+        for step in (2, 10):
+            checkpoint = checkpoints.find(run, step).path
+            state = read_state_file(checkpoint)
+            copies.upload(checkpoint, state, state.files)
+            copies.finish(checkpoint, state, contextlib.nullcontext())
+        shutil.rmtree(run.path / "checkpoints/step-000010")
+        yield run
+
+
+def test_a_checkpoint_that_is_only_in_s3_is_exported_evaluated_and_audited(copied_run, tmp_path):
+    lost = copied_run.path / "checkpoints/step-000010"
+    checkpoint = checkpoints.find(copied_run, None)
+    assert (checkpoint.step, checkpoint.path, checkpoint.others) == (10, lost, [2])
+    checkpoints.export(checkpoint, tmp_path / "out")
+    assert (tmp_path / "out/config.json").read_text() == '"config.json of 10"'
+    model = evaluation.evaluated_model(copied_run, checkpoint)
+    assert evaluation.evaluation_job(copied_run.job(), model, copied_run.path, None).spec.checkpoints.uri is None
+    for step in (2, 10):
+        shutil.rmtree(copied_run.path / f"checkpoints/step-{step:06d}")
+    with pytest.raises(typer.Exit):
+        ledger.audit(str(copied_run.path))
+    assert is_complete(lost) and is_complete(lost.with_name("step-000002"))
+
+
+def test_a_copy_is_downloaded_only_when_it_is_the_runs_and_the_run_is_not_in_use(copied_run, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "running", lambda self: True)
+        assert checkpoints.find(copied_run, None).step == 2, "the trainer may be removing that of step 10"
+    files = S3FileSystem(skip_instance_cache=True)
+    (model,) = (
+        path for path in files.find("bucket/run") if "step-000010" in path and path.endswith("model.safetensors")
+    )
+    files.pipe_file(model, b"damaged")
+    with pytest.raises(CliError, match=rf"^s3://{model} is damaged .*; give another --step: 2") as caught:
+        checkpoints.find(copied_run, 10)
+    assert caught.value.exit_code == 2
+    keep_checkpoints(copied_run.path, {10: "of another lineage"})
+    with pytest.raises(CliError, match="there is no checkpoint of step 10; there are 2"):
+        checkpoints.find(copied_run, 10)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    monkeypatch.setattr(S3FileSystem, "retries", 1)
+    with pytest.raises(CliError, match=r"cannot be reached at http://127.0.0.1:1 ") as caught:
+        checkpoints.find(copied_run, 2)
+    assert caught.value.exit_code == 1
 
 
 def test_a_file_is_no_place_for_an_export(run, tmp_path):

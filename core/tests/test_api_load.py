@@ -118,6 +118,10 @@ def test_the_smallest_manifest_loads(manifest):
             {"spec__rewards__0__url": "ftp://a"},
             "spec.rewards[0].url: must begin with http:// or https:// and a host, not 'ftp",
         ),
+        (
+            {"spec__checkpoints": {"uri": "gs://b/x"}},
+            "spec.checkpoints.uri: must be s3://BUCKET/PREFIX, not 'gs://b/x'",
+        ),
         ({"spec__tasks__0__data": {}}, "spec.tasks[0].data: no source is given; give exactly one of reasoningGym, js"),
         (
             {"spec__tasks__0__data__jsonl__path": "a.jsonl"},

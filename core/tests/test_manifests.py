@@ -88,6 +88,23 @@ def test_a_pod_refers_to_objects_of_the_job_by_their_names(long_manifest):
         assert ("Service", re.match(r"http://([^.]+)\.default\.svc", url)[1]) in names
 
 
+def test_only_the_trainer_gets_what_copies_checkpoints(manifest):
+    plain = roles(manifest)
+    manifest["spec"]["checkpoints"] = {"uri": "s3://bucket/run"}
+    manifest["spec"]["downloads"] = {"s3Endpoint": "http://minio", "secret": "access"}
+    found = roles(manifest)
+    assert variables(found["trainer"])["AWS_ENDPOINT_URL_S3"] == "http://minio"
+    keys = {entry["name"]: entry.get("valueFrom") for entry in main_of(found["trainer"])["env"]}
+    assert keys["AWS_ACCESS_KEY_ID"]["secretKeyRef"]["name"] == "access"
+    assert "RLJOB_MODEL_CACHE" not in keys and "initializer" in plain
+    for name in found.keys() - {"trainer"}:
+        if name in ("runner", "rollout-main", "coordinator", "initializer"):
+            assert not {"AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID"} & variables(found[name]).keys()
+    manifest["spec"]["downloads"]["secret"] = "other"
+    others = roles(manifest)
+    assert {name for name in found if found[name].hash != others[name].hash} == {"trainer"}
+
+
 def test_pods_that_read_models_get_what_downloads_them(manifest):
     """With remote models there is an initializer; a change of the downloads restarts only the pods that read models."""
     manifest["spec"].pop("initializer", None)

@@ -9,10 +9,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
 
 from e2e.fakes.hub import serving_hub
+from e2e.fakes.s3 import serving_s3
 from rljob.api.model_address import HubModel, S3Model, parse_address
 from rljob.protocol import hub_download, model_cache
 from rljob.protocol.model_cache import ModelUnavailableError, fetch, find_model
@@ -41,23 +41,14 @@ def hub(served, monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def s3_server():
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    yield "http://{}:{}".format(*server.get_host_and_port())
-    server.stop()
+    with serving_s3() as variables:
+        yield variables
 
 
 @pytest.fixture
 def bucket(s3_server, monkeypatch, tmp_path):
-    for name, value in {
-        "AWS_ENDPOINT_URL_S3": s3_server,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "RLJOB_MODEL_CACHE": str(tmp_path / "cache"),
-    }.items():
+    for name, value in (s3_server | {"RLJOB_MODEL_CACHE": str(tmp_path / "cache")}).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.setattr(S3FileSystem, "retries", 1)
     files = S3FileSystem(skip_instance_cache=True)
     name = f"models-{re.sub('[^a-z0-9]', '', tmp_path.name.lower())}"
@@ -240,6 +231,6 @@ def test_each_refusal_of_s3_is_one_sentence(bucket, tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=r"S3 refuses access to .*\(Forbidden\).*spec.downloads.secret"):
             fetch(source, tmp_path)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
-    with pytest.raises(ModelUnavailableError, match=r"cannot be read from http://127.0.0.1:1 .*spec.downloads.s3End"):
+    with pytest.raises(ModelUnavailableError, match=r"cannot be reached at http://127.0.0.1:1 .*spec.downloads.s3End"):
         fetch(source, tmp_path)
     assert not hasattr(model_cache, "S3FileSystem")  # its import takes long

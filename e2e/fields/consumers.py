@@ -39,6 +39,7 @@ from rljob.local.errors import CliError
 from rljob.local.processes import Interrupt, ProcessCommand
 from rljob.local.run_directory import ROLES, RunDirectory
 from rljob.protocol import initializer_stamp, messages
+from rljob.protocol.checkpoint_copies import open_copies
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.gpus import Gpu
 from rljob.protocol.run_status import RunStatus
@@ -76,6 +77,11 @@ def commands(job: RLJob, storage: Path) -> Any:
     ports = {server: 7000 + i for i, server in enumerate(local_commands.servers(job))}
     here = LocalContext(storage, ports, dict.fromkeys(ROLES, "token"), (Gpu("0", 0), Gpu("1", 1)))
     return [(part.name, part.arguments, part.environment) for part in local_commands.components(job, here)]
+
+
+def copied(job: RLJob, storage: Path) -> Any:
+    """Return where the trainer copies checkpoints."""
+    return str(open_copies(job.spec))
 
 
 def initialized(job: RLJob, storage: Path) -> Any:

@@ -277,6 +277,7 @@ ROWS: dict[str, Outcome] = {
     "spec.weightSync.bfloat16Tolerance.max": Shows(c.dispatched, 1e-6, given(trainer__dtype="bfloat16")),
     "spec.checkpoints.everySteps": Shows(c.dispatched, 1),
     "spec.checkpoints.keep": Shows(c.dispatched, 1, given(checkpoints__everySteps=1)),
+    "spec.checkpoints.uri": Shows(c.copied, "s3://bucket/run"),
     "spec.tracking.tensorboard": Shows(c.tracked, False),
     "spec.network.policy": Changed("Disabled"),
     "spec.network.allowFrom.name": Changed("mine"),

@@ -37,7 +37,7 @@ from rljob.ledger.sample_detail import SampleDetail, TokenDetail, TurnDetail
 from rljob.ledger.sample_detail import show as load_sample
 from rljob.ledger.states import Kind, State
 from rljob.ledger.store import LEDGER
-from rljob.local import find_run
+from rljob.local import checkpoints, find_run
 from rljob.local.errors import CliError
 from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Terminal
@@ -320,12 +320,14 @@ def audit(
 ) -> None:
     """Check with the ledger that no sample of a run was lost, duplicated or mixed up.
 
-    The run may be running. Exit code: 0 when all checks are ok, 1 when one failed.
+    The run may be running; otherwise checkpoints that its directory lacks are first downloaded from
+    spec.checkpoints.uri. Exit code: 0 when all checks are ok, 1 when one failed.
     """
     if cluster_commands.targets_cluster(context, namespace):
         found, _ = cluster_commands.find(run, context, namespace).coordinator.ask("/v1/audit", Report)
     else:
         with _open_run(run) as path:
+            checkpoints.fetch_missing(RunDirectory(path))
             found = audit_run(path)
     if output is Format.JSON:
         echo_json(msgspec.json.encode(found))

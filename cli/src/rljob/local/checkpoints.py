@@ -9,21 +9,25 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rljob.ledger.reader import KeptCheckpoint, LedgerReader, NoRunError, kept_checkpoints
 from rljob.ledger.store import LEDGER
 from rljob.local.errors import CliError
 from rljob.local.run_directory import RunDirectory
+from rljob.protocol.checkpoint_copies import CheckpointCopy, CopyError, open_copies
 from rljob.protocol.checkpoint_files import is_complete
 from rljob.protocol.checkpoint_record import OTHER_RECORD, find_damage, model_files, read_state_file
 from rljob.protocol.sync_path import sync_path
 
+if TYPE_CHECKING:
+    from rljob.protocol.s3_checkpoints import S3Checkpoints  # imports s3fs, which takes a second
+
 
 class RunCheckpoint(NamedTuple):
-    """A complete checkpoint that the ledger keeps."""
+    """A complete checkpoint that the ledger keeps; it is on this machine."""
 
     step: int
     path: Path
@@ -47,11 +51,64 @@ def find(directory: RunDirectory, step: int | None) -> RunCheckpoint:
             f"there is no checkpoint of step {step}; there are {', '.join(map(str, sorted(checkpoints)))}", 2
         )
     kept = checkpoints[step]
+    if not is_complete(directory.path / kept.path):
+        fetch_missing(directory, [step])
     return RunCheckpoint(step, directory.path / kept.path, kept.digest, sorted(checkpoints.keys() - {step}))
 
 
+def fetch_missing(directory: RunDirectory, steps: Collection[int] | None = None) -> None:
+    """Download the kept checkpoints that the run directory lacks from ``spec.checkpoints.uri``.
+
+    Args:
+        directory: of the run. Nothing is downloaded while it is in use, because the trainer may remove them.
+        steps: only these.
+
+    Raises:
+        CliError: with exit code 1: a copy cannot be downloaded; with exit code 2: it is damaged.
+    """
+    known = _ledger_checkpoints(directory)
+    copies, found = _copies(directory, known)
+    for step, copy in found.items():
+        if steps is None or step in steps:
+            assert copies is not None, "it has the copy"
+            with _copy_errors():
+                target = directory.path / known[step].path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if damage := copies.download(copy, target.parent):
+                    raise damaged(damage, sorted(known.keys() - {step}))
+
+
+def _copies(
+    directory: RunDirectory, known: Mapping[int, KeptCheckpoint]
+) -> tuple[S3Checkpoints | None, dict[int, CheckpointCopy]]:
+    """Return the copies of a run that is not in use: of kept checkpoints whose directory does not exist."""
+    missing = {step: kept for step, kept in known.items() if not (directory.path / kept.path).exists()}
+    if not missing or directory.running() or (copies := open_copies(directory.job().spec)) is None:
+        return None, {}
+    with _copy_errors():
+        found = copies.complete()
+    return copies, {
+        step: found[step] for step, kept in missing.items() if step in found and found[step].is_of(kept.digest)
+    }
+
+
+@contextlib.contextmanager
+def _copy_errors() -> Iterator[None]:
+    try:
+        yield
+    except CopyError as error:
+        raise CliError(str(error)) from error
+
+
 def _kept(directory: RunDirectory) -> dict[int, KeptCheckpoint]:
-    """Return step → checkpoint of the ledger, if its directory is complete."""
+    """Return step → checkpoint of the ledger, if its directory is complete or can be downloaded."""
+    known = _ledger_checkpoints(directory)
+    _, found = _copies(directory, known)
+    return {step: kept for step, kept in known.items() if step in found or is_complete(directory.path / kept.path)}
+
+
+def _ledger_checkpoints(directory: RunDirectory) -> dict[int, KeptCheckpoint]:
+    """Return step → checkpoint of the ledger."""
     if not (directory.path / LEDGER).exists():
         return {}
     try:
@@ -59,7 +116,7 @@ def _kept(directory: RunDirectory) -> dict[int, KeptCheckpoint]:
             kept = kept_checkpoints(ledger)
     except NoRunError as error:
         raise CliError(str(error), 2) from None
-    return {known.step: known for known in kept if is_complete(directory.path / known.path)}
+    return {known.step: known for known in kept}
 
 
 def recorded_files(checkpoint: RunCheckpoint) -> dict[str, str]:

@@ -40,6 +40,7 @@ def evaluation_job(
     spec["initializer"] = None
     next(model for model in spec["models"] if model["name"] == "policy")["source"] = str(model)
     spec["training"]["steps"] = 0
+    spec["checkpoints"]["uri"] = None  # that of the run that is evaluated
     spec["evaluation"] = (spec["evaluation"] or {}) | {"engines": "shared", "everySteps": 0}
     if problems is not None:
         spec["evaluation"]["problems"] = problems

@@ -105,7 +105,8 @@ class TrainerController:
         if message.step > max(allowed, self.checkpoints.newest):
             connection.reject(
                 f"the trainer holds version {message.step}, but the ledger ends at {version}: checkpoints "
-                "and ledger are not of the same run; remove one of them or choose another run directory",
+                "and ledger are not of the same run; remove one of them, or choose another run directory and another "
+                "spec.checkpoints.uri if it is set",
                 fatal=True,
             )
             return

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rljob.api.field_metadata import nested_model
+from rljob.api.model_address import S3_FORM
 from rljob.api.unsupported import near_miss, on_one_line
 from rljob.api.yaml_loader import INT64, plain_kind
 
@@ -152,6 +153,8 @@ def _not_text(ctx: dict[str, Any], value: Any) -> str:
 
 
 def _pattern(ctx: dict[str, Any], value: Any) -> str:
+    if "s3://" in ctx["pattern"]:
+        return f"must be {S3_FORM}, not {_format_input(value)}"
     if "http" in ctx["pattern"]:
         return f"must begin with http:// or https:// and a host, not {_format_input(value)}"
     if "kMGTPE" in ctx["pattern"]:

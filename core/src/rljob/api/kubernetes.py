@@ -40,12 +40,13 @@ class Downloads(Model):
     hub_endpoint: Url | None = None
     """Address of the Hugging Face Hub or of a mirror. Default: HF_ENDPOINT, else https://huggingface.co."""
     s3_endpoint: Url | None = None
-    """Address of the S3 service. Default: AWS_ENDPOINT_URL, else AWS."""
+    """Address of the S3 service, also for `checkpoints.uri`. Default: AWS_ENDPOINT_URL, else AWS."""
     secret: Annotated[Name | None, FieldMeta(local="HF_TOKEN and the variables of AWS in your environment apply")] = (
         None
     )
     """Name of a Secret with any of the keys HF_TOKEN, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and
-    AWS_DEFAULT_REGION. Each key becomes a variable of the pods that download."""
+    AWS_DEFAULT_REGION. Each key becomes a variable of the pods that download, and of the trainer with
+    `checkpoints.uri`."""
 
 
 class Accelerator(Model):

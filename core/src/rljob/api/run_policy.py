@@ -9,6 +9,7 @@ from pydantic import Field
 from rljob.api.base import Model, Name
 from rljob.api.field_metadata import FieldMeta
 from rljob.api.kubernetes import NO_PODS, Gang, Topology
+from rljob.api.model_address import S3_PATTERN
 
 
 class Redundancy(Model):
@@ -80,6 +81,9 @@ class Checkpoints(Model):
     """Steps between checkpoints. An additional checkpoint is written after the last step."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
     """Number of checkpoints kept."""
+    uri: Annotated[str | None, Field(pattern=S3_PATTERN, max_length=1024), FieldMeta(reader="components")] = None
+    """Where each checkpoint is copied to before it counts: `s3://BUCKET/PREFIX`, for this run alone. A trainer
+    downloads the newest copy if the storage lacks its checkpoint. `downloads` has the address and the credentials."""
 
 
 class Tracking(Model):

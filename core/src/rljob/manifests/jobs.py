@@ -48,6 +48,7 @@ def trainer(ctx: RenderContext) -> RenderedRole:
         tokens={"RLJOB_TOKEN_FILE": "trainer"},
         volumes=requested.volumes,
         reads_models=True,
+        copies_checkpoints=True,
         probes=file_probes(ctx.job.spec.failure_policy.hang_seconds),
         resources=requested.resources,
         spec_fields={

@@ -1,4 +1,4 @@
-"""What the pods that read models need to download remote models: a directory, addresses, credentials."""
+"""What pods need to download remote models and to copy checkpoints: a directory, addresses, credentials."""
 
 from __future__ import annotations
 
@@ -31,10 +31,15 @@ def model_variables(ctx: RenderContext) -> dict[str, str]:
     return {MODEL_CACHE: directory, **endpoint_variables(ctx.job.spec.downloads)}
 
 
-def model_credentials(ctx: RenderContext) -> list[dict[str, Any]]:
+def copy_variables(ctx: RenderContext) -> dict[str, str]:
+    """Return the variables that name the servers to which checkpoints are copied."""
+    return endpoint_variables(ctx.job.spec.downloads) if ctx.copies_checkpoints else {}
+
+
+def credentials(ctx: RenderContext) -> list[dict[str, Any]]:
     """Return the variables that come from the Secret; a key that it does not have sets none."""
     secret = ctx.job.spec.downloads.secret
-    if secret is None or not ctx.downloads_models:
+    if secret is None:
         return []
     return [
         {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}}

@@ -20,7 +20,13 @@ from rljob.manifests import names
 from rljob.manifests.inputs import Object
 from rljob.manifests.job_objects import KEY
 from rljob.manifests.merge import merge
-from rljob.manifests.model_downloads import STORAGE_DIRECTORY, model_credentials, model_variables, model_volumes
+from rljob.manifests.model_downloads import (
+    STORAGE_DIRECTORY,
+    copy_variables,
+    credentials,
+    model_variables,
+    model_volumes,
+)
 from rljob.manifests.names import claim_name, dns_name, secret_name
 from rljob.manifests.render_context import RenderContext, RoleKey, Volume
 from rljob.protocol.environment import ACCELERATOR
@@ -65,6 +71,8 @@ class PodSettings:
     volumes: Sequence[Volume] = ()
     reads_models: bool = False
     """Whether the process reads models, which it downloads if they are remote."""
+    copies_checkpoints: bool = False
+    """Whether the process copies checkpoints to ``spec.checkpoints.uri``."""
     writes: bool = True
     """Whether the pod may write to the job's storage."""
     serves: bool = False
@@ -180,12 +188,16 @@ def _environment(ctx: RenderContext, pod: PodSettings) -> list[dict[str, Any]]:
     # Images have no passwd entry for this user, and libraries read HOME and USER.
     if pod.reads_models:
         values |= model_variables(ctx)
+    if pod.copies_checkpoints:
+        values |= copy_variables(ctx)
     values |= {**pod.variables, "HOME": "/tmp", "USER": "rljob"}
+    downloads = pod.reads_models and ctx.downloads_models
+    uses_servers = downloads or (pod.copies_checkpoints and ctx.copies_checkpoints)
     fields = {"RLJOB_HOST": "status.podIP", "RLJOB_INSTANCE": "metadata.name", **pod.fields}
     return [
         *({"name": name, "value": value} for name, value in values.items()),
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
-        *(model_credentials(ctx) if pod.reads_models else ()),
+        *(credentials(ctx) if uses_servers else ()),
     ]
 
 

@@ -65,10 +65,16 @@ class RenderContext:
         """Whether the job has a remote model."""
         return any(is_remote(model.source) for model in self.job.spec.models)
 
+    @property
+    def copies_checkpoints(self) -> bool:
+        """Whether the trainer copies its checkpoints."""
+        return self.job.spec.checkpoints.uri is not None
+
     def role_key(self, kind: str, entry: str = "", own: Any = None, reads_models: bool = False) -> RoleKey:
         """Return the key of a role. ``own``: the role's own fields, for example its template. ``reads_models``: whether
         its pods read models, and so download remote ones."""
-        downloads = self.inputs.written.get("downloads") if reads_models and self.downloads_models else None
+        uses = (reads_models and self.downloads_models) or (kind == "trainer" and self.copies_checkpoints)
+        downloads = self.inputs.written.get("downloads") if uses else None
         return RoleKey(kind, self.inputs.role(kind, entry, own, *([downloads] if downloads else [])), entry)
 
     def name(self, *rest: str) -> str:

@@ -108,14 +108,19 @@ class CheckpointStore:
         """
         with self._needing_room("the file of the trainer's incarnation"):
             self.directory.mkdir(parents=True, exist_ok=True)
-            with self._exclusive(incarnation):
+            with self.exclusive(incarnation):
                 # Written apart and renamed: a full disk must not truncate the existing file.
                 new = self.directory / "incarnation.new"
                 new.write_text(str(incarnation))
                 new.rename(self.directory / "incarnation")
 
     @contextmanager
-    def _exclusive(self, incarnation: int) -> Iterator[None]:
+    def exclusive(self, incarnation: int) -> Iterator[None]:
+        """Keep other processes from claiming or changing the checkpoints.
+
+        Raises:
+            SupersededError: a higher incarnation has claimed the checkpoints.
+        """
         with (self.directory / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             file = self.directory / "incarnation"
@@ -159,7 +164,7 @@ class CheckpointStore:
                 return
             with self._needing_room(what):
                 _complete(temporary, state, [configuration, *(plan.index() for plan in plans)], written)
-            with self._exclusive(state.incarnation):
+            with self.exclusive(state.incarnation):
                 if target.exists():
                     target.rename(self.directory / f"{target.name}.old-{suffix}")
                 temporary.rename(target)
@@ -182,7 +187,7 @@ class CheckpointStore:
             SupersededError: a higher incarnation has taken over.
         """
         aside = self.directory / f"{self.path(step).name}.{REFUSED}-{secrets.token_hex(4)}"
-        with self._exclusive(incarnation):
+        with self.exclusive(incarnation):
             self.path(step).rename(aside)
             sync_path(self.directory)
         return aside
@@ -202,7 +207,7 @@ class CheckpointStore:
         Raises:
             SupersededError: a higher incarnation has taken over; it may need these checkpoints.
         """
-        with self._exclusive(incarnation):
+        with self.exclusive(incarnation):
             for step in steps:
                 if self.path(step).exists():
                     removed = self.directory / f"{self.path(step).name}.{REMOVED}-{secrets.token_hex(4)}"

@@ -11,14 +11,19 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from rljob.protocol.checkpoint_copies import CheckpointCopy
 from rljob.protocol.checkpoint_record import TrainerState, find_damage, read_state_file
 from rljob.protocol.messages import RefusedCheckpoint
 from rljob.trainer.checkpoint import CheckpointStore
 from rljob.trainer.errors import ModelError
 from rljob.trainer.process_group import World
+
+if TYPE_CHECKING:
+    from rljob.protocol.s3_checkpoints import S3Checkpoints  # imports s3fs, which takes a second
 
 log = logging.getLogger(__name__)
 
@@ -35,23 +40,36 @@ class CheckpointChoice:
     refused: list[RefusedCheckpoint]
 
 
-def choose_checkpoint(checkpoints: CheckpointStore, world: World) -> CheckpointChoice:
+def choose_checkpoint(
+    checkpoints: CheckpointStore, world: World, copies: S3Checkpoints | None = None
+) -> CheckpointChoice:
     """Return the newest checkpoint without damage. All ranks call this together and get the same result.
+
+    Args:
+        checkpoints: of the run.
+        world: the ranks.
+        copies: of the checkpoints. One is downloaded by rank 0 if it is the newest and its checkpoint does not exist.
 
     Raises:
         ModelError: there are checkpoints, and all are damaged; raised on all ranks.
+        CopyError: the copies cannot be listed, or one cannot be downloaded; raised on all ranks.
     """
+    copied = world.agree(lambda: copies.complete() if copies is not None and world.rank == 0 else {})[0]
     judged: set[int] = set()
     refused: list[RefusedCheckpoint] = []
     while True:
         # Each rank lists the directory: on NFS that makes it see the names that rank 0 sees.
-        left = [step for step in checkpoints.steps() if step not in judged]
-        newest = world.broadcast(msgspec.json.encode(max(left, default=None)) if world.rank == 0 else None)
-        step: int | None = msgspec.json.decode(newest)
+        local = checkpoints.steps()
+        left = [step for step in {*local, *copied} if step not in judged]
+        choice = [max(left, default=None), *local]
+        newest = world.broadcast(msgspec.json.encode(choice) if world.rank == 0 else None)
+        step: int | None
+        step, *local = msgspec.json.decode(newest)
         if step is None:
             break
         judged.add(step)
-        state, verdict = _judge(checkpoints.path(step), step)
+        damage = _download(checkpoints, world, copies, copied[step]) if step not in local else ""
+        state, verdict = (None, damage) if damage else _judge(checkpoints.path(step), step)
         verdicts = world.gather(verdict)
         if not any(verdicts):
             return CheckpointChoice(checkpoints.path(step), state, refused)
@@ -64,6 +82,18 @@ def choose_checkpoint(checkpoints: CheckpointStore, world: World) -> CheckpointC
             f"no checkpoint can be used: {_all(refused)}; restore the file from a copy, or start another run"
         )
     return CheckpointChoice(None, None, [])
+
+
+def _download(checkpoints: CheckpointStore, world: World, copies: S3Checkpoints | None, copy: CheckpointCopy) -> str:
+    """Download a copy to its checkpoint's directory on rank 0; return what is wrong with it, on all ranks."""
+
+    def download() -> str:
+        if world.rank != 0 or copies is None:
+            return ""
+        checkpoints.directory.mkdir(parents=True, exist_ok=True)
+        return copies.download(copy, checkpoints.directory)
+
+    return world.agree(download)[0]
 
 
 def _judge(path: Path, step: int) -> tuple[TrainerState | None, str]:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from rljob.protocol.checkpoint_copies import CopyError
 from rljob.trainer.errors import NoRoomError, SupersededError
 from rljob.trainer.process_group import World
 
@@ -51,12 +52,12 @@ class CheckpointWriter:
         return self._step
 
     def start(self, step: int, write: Callable[[], None], done: Callable[[], None]) -> None:
-        """Call ``write``, again while the disk is full, and then ``done``, in the thread. On rank 0 none may run yet.
+        """Call ``write``, again while it is blocked, and then ``done``, in the thread. On rank 0 none may run yet.
 
         Args:
             step: of the checkpoint.
-            write: raises NoRoomError while the disk is full, and SupersededError if the checkpoint is obsolete, each on
-                all ranks.
+            write: raises NoRoomError while the disk is full, CopyError while S3 cannot be used, and SupersededError if
+                the checkpoint is obsolete, each on all ranks.
             done: called once the files are written.
         """
         self.join()  # on other ranks the thread may still learn that rank 0 has finished
@@ -66,7 +67,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for the write; all ranks give it up if the disk is full."""
+        """Wait for the write; all ranks give it up if it is blocked."""
         self._closed.set()
         self.join()
 
@@ -84,7 +85,7 @@ class CheckpointWriter:
     def _run(self, write: Callable[[], None], done: Callable[[], None]) -> None:
         started = time.monotonic()
         try:
-            if retry_while_full(write, self._any_closes, self._report):
+            if retry_while_blocked(write, self._any_closes, self._report):
                 log.info("the checkpoint of step %s was written in %.1f s", self._step, time.monotonic() - started)
                 done()
         except SupersededError as error:
@@ -97,11 +98,13 @@ class CheckpointWriter:
         self._idle()
 
 
-def retry_while_full(attempt: Callable[[], None], wait: Callable[[float], bool], report: Callable[[str], None]) -> bool:
-    """Call ``attempt`` until the disk is not full; return False if ``wait`` ends it before.
+def retry_while_blocked(
+    attempt: Callable[[], None], wait: Callable[[float], bool], report: Callable[[str], None]
+) -> bool:
+    """Call ``attempt`` until it succeeds; return False if ``wait`` ends it before.
 
     Args:
-        attempt: raises NoRoomError while the disk is full.
+        attempt: raises NoRoomError while the disk is full, CopyError while S3 cannot be used.
         wait: waits for these seconds; returns True at once if no further attempt is needed.
         report: receives each reason, and an empty one once an attempt has succeeded.
     """
@@ -110,7 +113,7 @@ def retry_while_full(attempt: Callable[[], None], wait: Callable[[float], bool],
         try:
             attempt()
             break
-        except NoRoomError as error:
+        except (NoRoomError, CopyError) as error:
             log.error("%s; the next attempt is in %.0f s", error, pause)
             report(str(error))
         if wait(pause):

@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import torch
 from rljob.api.extensions import BACKENDS, load
 from rljob.api.models import RLJob
 from rljob.api.roles import Trainer
+from rljob.protocol.checkpoint_copies import CopyError, CopyRefusedError, open_copies
 from rljob.protocol.checkpoint_record import TrainerState
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR, FAILURE
@@ -52,7 +54,8 @@ from rljob.trainer.batch import Row
 from rljob.trainer.batch_plan import BatchPlan
 from rljob.trainer.checkpoint import CheckpointStore, read_configuration
 from rljob.trainer.checkpoint_choice import choose_checkpoint
-from rljob.trainer.checkpoint_writer import CheckpointWriter, retry_while_full
+from rljob.trainer.checkpoint_upload import upload_checkpoint
+from rljob.trainer.checkpoint_writer import CheckpointWriter, retry_while_blocked
 from rljob.trainer.coordinator_client import Command, CoordinatorClient, Result
 from rljob.trainer.errors import ModelError, NewerCheckpointError, SupersededError, UnrecoverableError
 from rljob.trainer.fetch_batch import pull_shard
@@ -68,6 +71,7 @@ log = logging.getLogger(__name__)
 
 STOPPED = 0  # exit code
 REPORT_SECONDS = 60.0
+WRITE, FINISH, NOTHING = b"write", b"finish", b"nothing"  # what is to be done for a Checkpoint command
 
 _commands = frame_decoder(ToTrainer)
 
@@ -89,10 +93,10 @@ def run(environment: ComponentEnvironment) -> int:
             with contextlib.suppress(OSError):  # full disk: the next start marks it
                 mark_used(environment.storage)
         return loop.run()
-    except ModelError as error:
+    except (ModelError, CopyRefusedError) as error:
         log.error("%s", error)
         return CONFIGURATION_ERROR
-    except ModelUnavailableError as error:
+    except (ModelUnavailableError, CopyError) as error:
         log.error("%s", error)
         return FAILURE
     finally:
@@ -205,7 +209,8 @@ class TrainerLoop:
 
     def _load(self) -> list[RefusedCheckpoint]:
         """Load the newest checkpoint without damage, else the initial model; return the refused checkpoints."""
-        chosen = choose_checkpoint(self._checkpoints, self._world)
+        self._copies = open_copies(self._job.spec)
+        chosen = choose_checkpoint(self._checkpoints, self._world, self._copies)
         has_adapters = self._job.spec.trainer.lora is not None  # a checkpoint has merged weights, not those below them
         source = self._read_policy() if chosen.path is None or has_adapters else chosen.path
         log.info("loading %s", source)
@@ -252,7 +257,7 @@ class TrainerLoop:
             self._publisher.forget()
             try:
                 claim = functools.partial(self._checkpoints.claim, answer.incarnation)
-                claimed = retry_while_full(claim, self._coordinator.wait_obsolete, self._report_blocked)
+                claimed = retry_while_blocked(claim, self._coordinator.wait_obsolete, self._report_blocked)
             except SupersededError as error:
                 problem = UnrecoverableError(f"{error}; the storage belongs to another run")
             else:  # without the claim another process may still write one; the next registration asks again
@@ -322,11 +327,34 @@ class TrainerLoop:
         self._publisher.publish(command, weights, known)
 
     def _checkpoint(self, command: Checkpoint) -> None:
-        """Copy this rank's part of the current weights and write the copy in the background, unless the checkpoint
-        exists or is written."""
-        decision = (b"copy" if self._must_copy(command) else b"done") if self._world.rank == 0 else None
-        if self._world.broadcast(decision) != b"copy":
+        """Write the checkpoint of a step in the background, and copy it to S3 if the job does. Not if it is written
+        already; an existing one is only copied."""
+        action = self._world.broadcast(self._checkpoint_action(command) if self._world.rank == 0 else None)
+        if action == NOTHING:
             return
+        write = self._copy_state(command) if action == WRITE else None
+
+        def attempt() -> None:
+            nonlocal write
+            if write is not None:
+                write()
+                write = None  # an attempt that cannot upload leaves it written
+            if self._copies is not None:
+                upload_checkpoint(
+                    self._copies,
+                    self._checkpoints,
+                    self._writer_world,
+                    command.step,
+                    command.incarnation,
+                    command.remove,
+                )
+
+        self._post(CheckpointCopied(command.incarnation, command.step))
+        done = functools.partial(self._finish_checkpoint, command) if self._world.rank == 0 else lambda: None
+        self._writer.start(command.step, attempt, done)
+
+    def _copy_state(self, command: Checkpoint) -> Callable[[], None]:
+        """Copy this rank's part of the weights and of the optimizer; return the function that writes the copy."""
         started = time.monotonic()
         saved = self._backend.save()
         seconds, size = time.monotonic() - started, _bytes_of(saved) / 1e9
@@ -338,24 +366,21 @@ class TrainerLoop:
             self._checkpoints.write(self._writer_world, state, self._configuration, saved)
             self._saved = state
 
-        self._post(CheckpointCopied(command.incarnation, command.step))
-        done = functools.partial(self._finish_checkpoint, command) if self._world.rank == 0 else lambda: None
-        self._writer.start(command.step, write, done)
+        return write
 
-    def _must_copy(self, command: Checkpoint) -> bool:
-        """Return whether the weights must be copied; otherwise the command has been answered, or is obsolete."""
+    def _checkpoint_action(self, command: Checkpoint) -> bytes:
+        """Return whether the checkpoint of a command must be written, or exists, or nothing is left to do."""
         if self._writer.step == command.step:  # a repeated command
             self._coordinator.post(CheckpointCopied(command.incarnation, command.step))
-            return False
+            return NOTHING
         if self._coordinator.wait_obsolete(unless=lambda: self._writer.step is None):
-            return False
+            return NOTHING
         if self._saved is not None and self._saved.step == command.step and self._checkpoints.has(command.step):
-            self._finish_checkpoint(command)
-            return False
+            return FINISH
         if command.step != self._step:
             log.warning("there is no checkpoint of step %d; the weights are of step %d", command.step, self._step)
-            return False
-        return True
+            return NOTHING
+        return WRITE
 
     def _finish_checkpoint(self, command: Checkpoint) -> None:
         """Remove old checkpoints, then answer: if the trainer dies in between, the command is repeated."""
@@ -369,6 +394,8 @@ class TrainerLoop:
         if self._world.rank == 0:
             log.error("the checkpoint of step %d is refused: %s", command.step, command.reason)
             with contextlib.suppress(SupersededError):  # the successor decides itself
+                if self._copies is not None:
+                    self._copies.remove([command.step], self._checkpoints.exclusive(command.incarnation))
                 log.error("it is kept as %s", self._checkpoints.refuse(command.step, command.incarnation))
         self._world.raise_first_error(None)  # all ranks wait for rank 0: the first exit ends the others
         return FAILURE

@@ -1,0 +1,51 @@
+"""Copies of checkpoints outside the job's storage (``spec.checkpoints.uri``)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, NamedTuple
+
+from rljob.api.model_address import S3Model, parse_address
+from rljob.api.models import RLJobSpec
+from rljob.protocol.checkpoint_files import directory_name
+
+if TYPE_CHECKING:
+    from rljob.protocol.s3_checkpoints import S3Checkpoints
+
+
+class CheckpointCopy(NamedTuple):
+    """A copy of the checkpoint of ``step``. ``digest``: first digits of that of its record. ``written``: time of its
+    record, to compare; empty while the copy is not complete. ``files``: path in the checkpoint."""
+
+    step: int
+    digest: str
+    written: str
+    files: list[str]
+
+    @property
+    def name(self) -> str:
+        """Name of its directory."""
+        return f"{directory_name(self.step)}-{self.digest}"
+
+    def is_of(self, digest: str) -> bool:
+        """Return whether it is a copy of the checkpoint whose record has ``digest``."""
+        return digest.startswith(self.digest)
+
+
+class CopyError(OSError):
+    """A copy cannot be written, read or listed. Another attempt may succeed."""
+
+
+class CopyRefusedError(CopyError):
+    """The same, and a user must act before another attempt can succeed."""
+
+
+def open_copies(spec: RLJobSpec) -> S3Checkpoints | None:
+    """Return the copies of a job's checkpoints, if it has them. s3fs is imported here only, because that takes a
+    second."""
+    if spec.checkpoints.uri is None:
+        return None
+    address = parse_address(spec.checkpoints.uri)
+    assert isinstance(address, S3Model), "its type admits s3:// only"
+    found: S3Checkpoints = importlib.import_module("rljob.protocol.s3_checkpoints").S3Checkpoints(address)
+    return found

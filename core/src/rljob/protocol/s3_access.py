@@ -1,0 +1,68 @@
+"""S3 through s3fs, and its errors as sentences. Credentials and address are those of botocore: AWS_ACCESS_KEY_ID and
+AWS_SECRET_ACCESS_KEY or another source of credentials, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+from s3fs import S3FileSystem
+
+from rljob.protocol.full_disk import FULL_DISK
+from rljob.protocol.model_cache import ModelUnavailableError
+
+CREDENTIALS_REMEDY = (
+    "give credentials that may use it: the variables of AWS for rljob run, in a cluster the Secret in "
+    "spec.downloads.secret"
+)
+
+
+def open_s3() -> S3FileSystem:
+    """Return a file system that reads the present state of S3."""
+    return S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
+
+
+@contextmanager
+def explained_errors(path: str, target: Path | None = None) -> Iterator[None]:
+    """Turn errors of s3fs, which raises errors of Python for most responses, into sentences.
+
+    Args:
+        path: BUCKET/PREFIX.
+        target: directory of a download, for the error of a full disk.
+
+    Raises:
+        ValueError: a user must change something.
+        ModelUnavailableError: another attempt may succeed.
+    """
+    try:
+        yield
+    except ModelUnavailableError:
+        raise
+    except (BotoCoreError, ClientError) as error:
+        if isinstance(error, NoCredentialsError | PartialCredentialsError):
+            raise ValueError(f"S3 refuses access to s3://{path}/ ({error}); {CREDENTIALS_REMEDY}") from error
+        raise _unreachable(path, error) from error
+    except OSError as error:
+        if error.filename is not None:  # of a file on this machine
+            raise
+        raise _explained(path, error, target) from error
+
+
+def _explained(path: str, error: OSError, target: Path | None) -> Exception:
+    if isinstance(error, FileNotFoundError):
+        return ValueError(f"there is no bucket or prefix s3://{path}/; correct it")
+    if isinstance(error, PermissionError):
+        return ValueError(f"S3 refuses access to s3://{path}/ ({error}); {CREDENTIALS_REMEDY}")
+    if error.errno in FULL_DISK:
+        return ModelUnavailableError(f"s3://{path}/ does not fit the disk of {target}; make room there")
+    return _unreachable(path, error)
+
+
+def _unreachable(path: str, error: Exception) -> ModelUnavailableError:
+    address = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
+    return ModelUnavailableError(
+        f"s3://{path}/ cannot be reached at {address} ({error}); check the network and spec.downloads.s3Endpoint"
+    )
