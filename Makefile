@@ -121,6 +121,7 @@ bench: setup ## Run the benchmarks; each prints one JSON object (minutes)
 	$(BIN)/python -m benchmarks.operator --json
 	$(BIN)/python -m benchmarks.trainer --json
 	$(BIN)/python -m benchmarks.peers --json
+	$(BIN)/python -m benchmarks.rewards --json
 
 .PHONY: soak
 soak: setup ## Inject seventy faults into three runs with real engines and trainer (30 minutes; SEED=1)

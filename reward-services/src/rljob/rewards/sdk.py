@@ -17,6 +17,7 @@ its place adds options, a row check, or a factory. A program that serves a funct
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -34,6 +35,7 @@ from rljob.protocol.http_server import HttpServer, token_check
 from rljob.protocol.score_messages import MAX_REQUEST_BYTES
 from rljob.protocol.startup import end_on_sigterm, host_and_port
 from rljob.rewards.evaluate import RewardEvaluator
+from rljob.rewards.orphans import adopt_orphans, keep_reaping
 from rljob.rewards.pool import Pool
 from rljob.rewards.server import build_app
 
@@ -90,6 +92,7 @@ def run(evaluator: RewardEvaluator, reward: Reward, listen: str, token: str) -> 
         token: that requests for scores must send; empty: none.
     """
     host, port = host_and_port(listen)
+    adopt_orphans()
     # uvicorn has its own handler while it serves and raises the signal again afterwards; then exit with code 0.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     pool = Pool(evaluator, reward.name, reward.processes, reward.timeout_seconds, reward.worker_memory)
@@ -117,6 +120,7 @@ class _Server(HttpServer):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._reaping = asyncio.create_task(keep_reaping())  # the loop holds tasks by weak references only
         if self.started:
             log.info("serving at %s:%d", self.config.host or "*", self.config.port)
 

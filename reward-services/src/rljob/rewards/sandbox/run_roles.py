@@ -30,8 +30,8 @@ PLAIN_MODULES = (
 
 def read_arguments(process: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a role. The source is read before the process is confined; its descriptor is closed."""
-    with open(SOURCE, "rb") as file:
-        source = file.read()
+    source = os.pread(SOURCE, os.fstat(SOURCE).st_size, 0)
+    os.close(SOURCE)
     arguments = {"source": source, **process["arguments"]}
     if process["files"]:
         os.environ["TMPDIR"] = os.getcwd()
@@ -41,8 +41,6 @@ def read_arguments(process: dict[str, Any]) -> dict[str, Any]:
 def run_program(source: bytes) -> None:
     """Run a program as ``__main__``; its end is that of the process."""
     os.close(CHANNEL)
-    sys.stdin = os.fdopen(0, encoding="utf-8", errors="surrogateescape", closefd=False)
-    sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
     _end(_execute(source, "__main__"))
 
 
