@@ -274,6 +274,19 @@ def test_a_user_s_reward_container_has_image_and_listen_address(manifest):
     assert [container["terminationMessagePolicy"] for container in containers] == ["FallbackToLogsOnError"] * 2
 
 
+def test_code_runs_in_a_restricted_pod_with_the_runtime_class_of_the_template(manifest):
+    template = {"spec": {"runtimeClassName": "gvisor"}}
+    reward = {"name": "passes", "builtin": "code", "config": {"layers": ["seccomp"]}, "template": template}
+    manifest["spec"]["rewards"].append(reward)
+    found = roles(manifest)["reward-passes"]
+    pod, security = pod_of(found)["spec"], main_of(found)["securityContext"]
+    assert pod["runtimeClassName"] == "gvisor"
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert (security["allowPrivilegeEscalation"], security["capabilities"]) == (False, {"drop": ["ALL"]})
+    assert security["readOnlyRootFilesystem"] is True
+    assert main_of(found)["command"] == ["python", "-m", "rljob.rewards.main"]
+
+
 def test_a_reward_with_a_url_has_no_objects_and_the_runner_has_its_address(manifest):
     manifest["spec"]["rewards"].append({"name": "far", "url": "http://far:1/x"})
     found = roles(manifest)
