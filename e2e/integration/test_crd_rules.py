@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from core.tests.crd_cases import BOUNDS, CHANGES, FIELDS, GOOD, UNSUPPORTED, WRITTEN_NULL, Case, changed
-from rljob.api.algorithm import PRESETS
+from rljob.api.algorithm_presets import PRESETS
 from rljob.api.crd import definitions
 from rljob.api.explain import to_data
 from rljob.api.immutable import CHANGED, immutability
@@ -130,8 +130,9 @@ def read_back(cluster, jobs, manifest):
     return validate({**manifest, "spec": stored["spec"]})
 
 
-GRPO_ONLY = "one sample per prompt with GRPO"
-PRESET_CASES = [(preset, case) for preset in PRESETS for case in GOOD if preset == "grpo" or case.name != GRPO_ONLY]
+GRPO_ONLY = ("dr_grpo", "one sample per prompt with GRPO")
+PRESET_CASES = [(preset, case) for preset in ("grpo", "dr_grpo") for case in GOOD if (preset, case.name) != GRPO_ONLY]
+PRESET_CASES += [(preset, GOOD[0]) for preset in PRESETS if preset not in ("grpo", "dr_grpo")]
 
 
 @pytest.mark.parametrize(

@@ -224,3 +224,33 @@ def test_weights_are_the_used_ones_and_carry_no_gradient():
     np.testing.assert_allclose(np.concatenate(gradient), -expected * np.concatenate(tokens.advantages) / 6, **EXACT)
     world = World(0, 1, torch.device("cpu"), None, dp_rank=0, dp_size=1)
     assert statistics.metrics(world, 1)["correction_mean"] == pytest.approx(expected.mean())
+
+
+POLICY, ENGINE, VALUE = np.array([0.2, 0.3, 0.5]), np.array([0.6, 0.3, 0.1]), np.array([1.0, -0.5, 0.25])
+
+
+def expected_gradient(**fields: Any) -> np.ndarray:
+    """Return minus the loss's derivative by three logits, in expectation over tokens of another engine: exact."""
+    now = np.log(POLICY)
+    weighted = [[3 * q * a] for q, a in zip(ENGINE, VALUE, strict=True)]  # the loss is a mean of three samples
+    each = [[x] for x in now.tolist()]
+    tokens = Tokens(each, each, [[x] for x in np.log(ENGINE).tolist()], weighted, [[0]] * 3, [1.0] * 3, [1] * 3)
+    _, gradient, _ = run(algorithm(aggregation="seq_mean_token_sum", **fields), tokens)
+    of_logprobs = -np.concatenate(gradient)
+    return of_logprobs - POLICY * of_logprobs.sum()
+
+
+def test_corrections_give_the_gradient_of_the_policy_itself_from_tokens_of_another_engine():
+    """Exact enumeration: ρ = 1/3, 1, 5. Unbiased without a bound, biased by exactly the bounded part with one."""
+
+    def of(kept: np.ndarray) -> np.ndarray:
+        return kept * VALUE - POLICY * (kept * VALUE).sum()
+
+    for level in LEVELS:  # one token is a turn and a sample
+        whole = {"correctionCap": 5.1, "correctionLevel": level}
+        np.testing.assert_allclose(expected_gradient(correction="tis", **whole), of(POLICY), **EXACT)
+        np.testing.assert_allclose(expected_gradient(correction="icepop", correctionFloor=0.3, **whole), of(POLICY))
+    np.testing.assert_allclose(expected_gradient(correction="none"), of(ENGINE), **EXACT)
+    np.testing.assert_allclose(expected_gradient(correction="tis"), of(np.minimum(POLICY, 2 * ENGINE)), **EXACT)
+    np.testing.assert_allclose(expected_gradient(correction="icepop"), of(POLICY * [0, 1, 0]), **EXACT)
+    assert np.abs(of(ENGINE) - of(POLICY)).max() > 0.2

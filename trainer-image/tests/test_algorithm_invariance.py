@@ -1,0 +1,81 @@
+"""Every preset gives the same update with other microbatches, another order of groups, and on several ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import on_ranks
+from training_steps import apply
+
+from rljob.api.algorithm_presets import PRESETS
+from rljob.api.models import RLJob
+from rljob.protocol.messages import SampleTokens, Train
+from rljob.trainer.backends.fsdp.backend import FsdpBackend
+from rljob.trainer.process_group import World
+
+LARGE, SMALL = 10_000, 20
+OPTIMIZER = {"learningRate": 1e-3, "maxGradNorm": 1e9, "epsilon": 1e-3}
+METRICS = ("loss", "grad_norm", "clip_fraction", "ratio_mean", "correction_mean", "masked_fraction", "advantage_abs")
+STABILIZED = {
+    "preset": "grpo",
+    "minibatches": 1,
+    "whitenAdvantages": True,
+    "advantageClip": 1.5,
+    "overlongBuffer": 8,
+    "vetoBelow": 0.5,
+    "correctionLevel": "segment",
+}
+
+
+def update(world: World, source: Path, jobs: dict[str, RLJob], batch: tuple[Train, list[SampleTokens]], budget: int):
+    """Return the metrics and the changed parameters of one batch by name of the job."""
+    results = {}
+    for name, job in jobs.items():
+        backend = FsdpBackend(source, job.spec.trainer, world)
+        before = {key: tensor.numpy().copy() for key, tensor in backend.named_tensors()}
+        metrics = apply(world, backend, job.spec.algorithm, *batch, budget).metrics
+        changes = {key: tensor.numpy() - before[key] for key, tensor in backend.named_tensors()}
+        results[name] = {key: metrics[key] for key in METRICS}, changes
+    return results
+
+
+def close(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name, (metrics, changes) in expected.items():
+        assert found[name][0] == pytest.approx(metrics, rel=1e-4, abs=1e-5), name
+        for key, change in changes.items():
+            np.testing.assert_allclose(found[name][1][key], change, rtol=0, atol=1e-6, err_msg=name)
+        assert max(abs(change).max() for change in changes.values()) > 5e-4, name
+
+
+@pytest.fixture
+def jobs(job) -> dict[str, RLJob]:
+    """A job for each preset with three minibatches, and one with changes of rewards, advantages and weights."""
+    trainer = {"optimizer": OPTIMIZER}
+    made = {name: job(algorithm={"preset": name, "minibatches": 3}, trainer=trainer) for name in PRESETS}
+    return made | {"stabilized": job(algorithm=STABILIZED, trainer=trainer)}
+
+
+def test_microbatches_and_the_order_of_groups_do_not_change_an_update(model_directory, job, jobs, batch):
+    train, tokens = batch(3)
+    (whole,) = on_ranks(1, update, model_directory, jobs, (train, tokens), LARGE)
+    close(on_ranks(1, update, model_directory, jobs, (train, tokens), SMALL)[0], whole)
+    jobs = {name: made.model_copy(deep=True) for name, made in jobs.items()}
+    for made in jobs.values():
+        made.spec.algorithm.minibatches = 1
+    order = [6, 7, 8, 0, 1, 2, 9, 10, 11, 3, 4, 5]
+    moved = Train(1, 0, [train.samples[i] for i in order], False), [tokens[i] for i in order]
+    (whole,) = on_ranks(1, update, model_directory, jobs, (train, tokens), LARGE)
+    close(on_ranks(1, update, model_directory, jobs, moved, SMALL)[0], whole)
+
+
+@pytest.mark.parametrize(("ranks", "groups", "members"), [(2, 4, 3), (4, 1, 3)], ids=["two", "an empty one"])
+def test_ranks_do_not_change_an_update(model_directory, jobs, batch, ranks, groups, members):
+    data = batch(3, groups=groups, members=members)
+    for i, (sample, tokens) in enumerate(zip(data[0].samples, data[1], strict=True)):
+        sample.reward = tokens.segments[-1].reward = float(i % 2 == 0)
+    (alone,) = on_ranks(1, update, model_directory, jobs, data, LARGE)
+    for found in on_ranks(ranks, update, model_directory, jobs, data, SMALL):
+        close(found, alone)
