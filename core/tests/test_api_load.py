@@ -302,6 +302,9 @@ def test_the_needs_of_an_algorithm_are_explained(manifest):
     assert needs("spec.algorithm.preset=topr") == "samples whose advantage is 0 are not computed"
     assert needs("spec.algorithm.preset=kimi").endswith("samples whose advantage is 0 are computed")
     assert needs("spec.algorithm.whitenAdvantages=true").endswith("samples whose advantage is 0 are computed")
+    assert "the entropy at each token; samples whose advantage is 0 are computed" in needs(
+        "spec.algorithm.entropyCoefficient=0.1"
+    )
     assert "mine:f" in needs("spec.algorithm.objective=mine:f")
 
 

@@ -130,6 +130,7 @@ ROWS: dict[str, Outcome] = {
     "spec.algorithm.gatePositive": Shows(c.trained, 3, SAPO),
     "spec.algorithm.gateNegative": Shows(c.trained, 3, SAPO),
     "spec.algorithm.logRatioPenalty": Shows(c.trained, 1, given(algorithm={"preset": "kimi", "minibatches": 2})),
+    "spec.algorithm.entropyCoefficient": Shows(c.trained, 0.1),
     "spec.algorithm.discount": Shows(c.trained, 0.5, given(algorithm={"preset": "reinforce_pp"})),
     "spec.algorithm.correction": Shows(c.trained, "icepop"),
     "spec.algorithm.correctionLevel": Shows(c.trained, "geometric"),

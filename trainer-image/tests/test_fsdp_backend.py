@@ -73,12 +73,13 @@ def in_small_chunks() -> Any:
 
 
 def results(model: Any, compute: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return log-probabilities at the model's tokens and the gradients of a sum of them."""
+    """Return log-probabilities minus entropies at the model's tokens and the gradients of a sum of them."""
     microbatch = made_microbatch()
     model.zero_grad()
-    logprobs_BK = compute(microbatch).where(microbatch.mask_BK, 0.0)
-    (logprobs_BK * torch.linspace(0.5, 1.5, logprobs_BK.shape[1])).sum().backward()
-    return logprobs_BK.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    output = compute(microbatch, entropy=True)
+    values_BK = (output.logprobs_BK - output.entropy_BK).where(microbatch.mask_BK, 0.0)
+    (values_BK * torch.linspace(0.5, 1.5, values_BK.shape[1])).sum().backward()
+    return values_BK.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("family", [*IN_CHUNKS, *CHANGED_LOGITS])
@@ -184,9 +185,9 @@ def differences(world: World, source: Path) -> list[str]:
         half = made_microbatch().mask_BK / (2 * world.size)  # two microbatches on each rank
 
         def loss(_: int, output: Any, half: torch.Tensor = half, weights_K: torch.Tensor = weights_K) -> torch.Tensor:
-            return (output.logprobs_BK * half * weights_K).sum()
+            return ((output.logprobs_BK - output.entropy_BK) * half * weights_K).sum()
 
-        backend.run([made_microbatch()] * 2, loss)
+        backend.run([made_microbatch()] * 2, loss, entropy=True)
         for name, gradient in whole_gradients(backend).items():
             if not torch.allclose(gradient, expected[name], rtol=1e-5, atol=1e-5):
                 problems.append(f"{name} {limit} {(gradient - expected[name]).abs().max()}")

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens: equal to torch's log-softmax, gradient included, and at the right temperature."""
+"""Log-probabilities and entropies: equal to torch's log-softmax, gradient included, at the right temperature."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from rljob.trainer.logprobs import linear_logprobs, token_logprobs
 
 def expected(logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     scaled = logits.double() / temperature[:, None, None].double()
-    return torch.log_softmax(scaled, -1).gather(-1, targets[..., None])[..., 0]
+    return torch.log_softmax(scaled, -1).gather(-1, targets[..., None])
+
+
+def with_entropy(logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    logprobs = torch.log_softmax(logits.double() / temperature[:, None, None].double(), -1)
+    return torch.cat([logprobs.gather(-1, targets[..., None]), -(logprobs.exp() * logprobs).sum(-1, keepdim=True)], -1)
 
 
 @settings(deadline=None)
@@ -30,7 +35,7 @@ def test_values_and_gradients_are_those_of_a_log_softmax(rows, positions, chunk,
     logits = (4 * torch.randn(rows, positions, 11, generator=generator)).requires_grad_()
     targets = torch.randint(0, 11, (rows, positions), generator=generator)
     temperatures = torch.linspace(temperature, temperature + 1, rows)
-    weights = torch.randn(rows, positions, generator=generator)
+    weights = torch.randn(rows, positions, 1, generator=generator)
     ours = token_logprobs(logits, targets, temperatures, chunk)
     (gradient,) = torch.autograd.grad((ours * weights).sum(), logits)
     theirs = expected(logits, targets, temperatures)
@@ -47,6 +52,32 @@ def test_the_gradient_is_exact_in_float64():
     logits = torch.randn(2, 3, 7, dtype=torch.float64, requires_grad=True)
     targets, temperature = torch.randint(0, 7, (2, 3)), torch.tensor([0.7, 1.3], dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda x: token_logprobs(x, targets, temperature, 2), (logits,))
+
+
+@pytest.mark.parametrize("chunk", [2, 100])
+def test_entropies_and_their_gradients_are_exact_in_float64(chunk):
+    torch.manual_seed(1)
+    logits = (3 * torch.randn(2, 3, 7, dtype=torch.float64)).requires_grad_()
+    targets, temperature = torch.randint(0, 7, (2, 3)), torch.tensor([0.7, 1.3], dtype=torch.float64)
+    weights = torch.randn(2, 3, 2, dtype=torch.float64)
+
+    def ours(x):
+        return token_logprobs(x, targets, temperature, chunk, entropy=True)
+
+    theirs = with_entropy(logits, targets, temperature)
+    torch.testing.assert_close(ours(logits), theirs, rtol=1e-12, atol=1e-12)
+    (found,) = torch.autograd.grad((ours(logits) * weights).sum(), logits)
+    (reference,) = torch.autograd.grad((theirs * weights).sum(), logits)
+    torch.testing.assert_close(found, reference, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(ours, (logits,))
+
+
+def test_tokens_that_a_model_excludes_add_nothing_to_the_entropy():
+    logits = torch.tensor([[[0.0, 0.0, -torch.inf, -1e30]]], requires_grad=True)
+    found = token_logprobs(logits, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), entropy=True)
+    torch.testing.assert_close(found[0, 0, 1], torch.tensor(2.0).log())
+    found[..., 1].sum().backward()
+    assert logits.grad.abs().max() < 1e-6
 
 
 def test_bfloat16_logits_are_normalized_in_float32():
@@ -67,9 +98,9 @@ def test_the_gradients_of_an_output_layer_in_chunks_are_exact_in_float64(chunk):
     targets, temperature = torch.randint(0, 7, (2, 5)), torch.tensor([0.7, 1.3], dtype=torch.float64)
 
     def ours(hidden, weight, bias):
-        return linear_logprobs(hidden, weight, bias, targets, temperature, chunk)
+        return linear_logprobs(hidden, weight, bias, targets, temperature, chunk, entropy=True)
 
-    theirs = token_logprobs(torch.nn.functional.linear(hidden, weight, bias), targets, temperature)
+    theirs = with_entropy(torch.nn.functional.linear(hidden, weight, bias), targets, temperature)
     torch.testing.assert_close(ours(hidden, weight, bias), theirs, rtol=0, atol=1e-12)
     assert torch.autograd.gradcheck(ours, (hidden, weight, bias))
     assert torch.autograd.gradcheck(lambda frozen: ours(frozen, weight.detach(), None), (hidden,))

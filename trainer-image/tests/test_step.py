@@ -59,6 +59,11 @@ def reference_logprobs(model: torch.nn.Module, tokens: SampleTokens, temperature
     return torch.log_softmax(logits, -1)[torch.arange(len(ids) - 1), ids[1:]]
 
 
+def reference_entropy(model: torch.nn.Module, tokens: SampleTokens, temperature: float) -> torch.Tensor:
+    ids = torch.from_numpy(np.frombuffer(tokens.token_ids, np.int32).astype(np.int64))
+    return torch.distributions.Categorical(logits=model(input_ids=ids[None]).logits[0, :-1] / temperature).entropy()
+
+
 def reference_training(
     source: str, steps: list[tuple[Train, list[SampleTokens]]], algorithm: Algorithm, settings: Optimizer
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -88,6 +93,9 @@ def reference_training(
                     objective = objective.clamp(min=algorithm.dual_clip * advantage)
                 if algorithm.correction == "tis":
                     objective = objective * (before - behavior).exp().clamp(max=algorithm.correction_cap)
+                if algorithm.entropy_coefficient:
+                    entropy = reference_entropy(model, shard[i], sample.temperature)[sample.prompt_tokens - 1 :]
+                    objective = objective + algorithm.entropy_coefficient * entropy
                 objective = objective.sum()
                 if algorithm.aggregation == "seq_mean_token_sum_norm":
                     objective = objective * divisor / (len(minibatch) * sample.max_tokens)
@@ -124,19 +132,22 @@ ALGORITHMS = {
     "minibatches": {"preset": "grpo", "minibatches": 3, "clipHigh": 0.28},
     "behavior": {**UNCORRECTED, "minibatches": 4},
 }
+ENTROPY = {"entropyCoefficient": 0.3, "minibatches": 2}
 # Gradients of key biases are only rounding, which AdamW would amplify: a large epsilon keeps the comparison meaningful.
 OPTIMIZER = {"learningRate": 1e-3, "maxGradNorm": 0.05, "weightDecay": 0.1, "epsilon": 1e-3}
 
 
 @pytest.mark.parametrize("budget", [1, 60, 10_000])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "entropy"])
 def test_two_steps_give_the_gradients_and_parameters_of_plain_torch(
     model_directory, world, job, batch, algorithm, budget
 ):
-    made = job(algorithm=ALGORITHMS[algorithm], trainer={"microbatchTokens": budget, "optimizer": OPTIMIZER})
+    fields = ALGORITHMS.get(algorithm, ENTROPY)
+    made = job(algorithm=fields, trainer={"microbatchTokens": budget, "optimizer": OPTIMIZER})
     steps = [batch(seed, step=seed) for seed in range(2)]
     backend = FsdpBackend(model_directory, made.spec.trainer, world)
-    _, gradients = train_steps(backend, world, made, steps)
+    result, gradients = train_steps(backend, world, made, steps)
+    assert ("entropy" in result.metrics) == (algorithm == "entropy")
     parameters, expected = reference_training(
         str(model_directory), steps, made.spec.algorithm, made.spec.trainer.optimizer
     )
@@ -363,7 +374,7 @@ def test_the_metrics_equal_those_of_a_plain_model(model_directory, world, job, b
         assert metrics[name] == pytest.approx(float(value), rel=1e-4), name
     assert expected["clip_fraction_low"] > 0 and expected["clip_fraction_high"] > 0 and expected["padding_fraction"] > 0
     rest = {"seconds_forward", "seconds_backward", "seconds_optimizer", "memory_peak_bytes"}
-    of_the_loop = {"seconds", "seconds_pull", "tokens_per_second", "first_step_logprob_error"}
+    of_the_loop = {"entropy", "seconds", "seconds_pull", "tokens_per_second", "first_step_logprob_error"}
     assert metrics.keys() == expected.keys() | rest == METRICS.keys() - of_the_loop
     assert all(metrics[name] > 0 for name in rest)
 
@@ -428,10 +439,11 @@ def test_samples_without_an_advantage_are_computed_if_something_needs_them(job, 
     )
     monkeypatch.setitem(sys.modules, "mine", mine)
 
-    def trained(train: Train, **fields: str) -> int:
+    def trained(train: Train, **fields: object) -> int:
         return plan_step(train, algorithm.model_copy(update=fields), world, 60).trained
 
     assert trained(train) == trained(train, objective="mine:multiple") == 0
+    assert trained(train, entropy_coefficient=0.1) == 12
     assert trained(train, objective="mine:objective") == trained(train, objective="mine:bonus") == 12
     assert trained(train, advantage="mine:advantage") == 12
     assert trained(msgspec.structs.replace(train, check_initial_logprobs=True)) == 12

@@ -12,6 +12,7 @@ import pytest
 from ranks import on_ranks
 from training_steps import apply
 
+from rljob.api.extensions import BACKENDS, load
 from rljob.api.models import RLJob
 from rljob.protocol import messages as m
 from rljob.trainer.algorithms.needs import Needs, needs, needs_of, requires
@@ -95,6 +96,13 @@ def wide(inputs):
     return {i: np.full(len(row.mask_L), 1e300) for i, row in inputs.rows.items()}
 
 
+@requires(entropy=True)
+def entropic(inputs):
+    from rljob.trainer.algorithms.objectives.base import Objective
+
+    return Objective(inputs.entropy_BK, torch.ones_like(inputs.old_BK), torch.zeros_like(inputs.mask_BK))
+
+
 def half(inputs):
     return torch.full_like(inputs.old_BK, 0.5)
 
@@ -168,7 +176,7 @@ class Bigrams:
         return OptimizerUpdate(float(gradient.norm()), self.rate)
 
     def metrics(self):
-        return {"bigrams_largest": float(self.table.abs().max())}
+        return {"bigrams_largest": float(self.table.detach().abs().max())}
 
     def named_tensors(self, dtype=torch.float32):
         yield "table.weight", self.table.detach().to(dtype)
@@ -251,6 +259,21 @@ def test_an_objective_and_an_aggregation(package, model_directory, world, job, b
     assert result.metrics["ratio_max"] == 1 and result.metrics["clip_fraction"] == 0
     assert result.metrics["loss"] != other.metrics["loss"]
     assert result.metrics["training_log_ppl"] == other.metrics["training_log_ppl"]
+
+
+def test_a_backend_without_entropies_is_refused_by_an_algorithm_that_needs_them(
+    package, model_directory, world, job, batch
+):
+    made = job(trainer={"backend": "mine.backend:Bigrams"}, algorithm={"entropyCoefficient": 0.1})
+    backend = load(BACKENDS, "mine.backend:Bigrams", "")(model_directory, made.spec.trainer, world)
+    with pytest.raises(UnrecoverableError, match=r"entropies, which Bigrams does not compute"):
+        apply(world, backend, made.spec.algorithm, *batch(), 60)
+
+
+def test_an_objective_that_reads_entropies(package, model_directory, world, job, batch):
+    made = job(algorithm={"objective": "mine.algorithms:entropic", "correction": "none"})
+    metrics = step(world, model_directory, made, batch()).metrics
+    assert metrics["entropy"] == pytest.approx(-metrics["loss"], rel=1e-5)
 
 
 def test_a_correction(package, model_directory, world, job, batch):

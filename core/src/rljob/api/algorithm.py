@@ -68,6 +68,9 @@ class Algorithm(Model):
     """τ of `sapo` for other advantages."""
     log_ratio_penalty: Annotated[float, Field(ge=0, le=100)] | None = None
     """τ of `kimi`: weight of the squared log-ratio."""
+    entropy_coefficient: Annotated[float, Field(ge=-10, le=10)] | None = None
+    """Weight of the entropy of the policy, in nats, that is added to the objective of each token. All samples are then
+    computed. Default: no bonus."""
     discount: Annotated[float, Field(gt=0, le=1)] | None = None
     """γ of `reinforce_pp` (a token) and `turn_return` (a turn)."""
     correction: Annotated[str, Extension(CORRECTIONS)] | None = None

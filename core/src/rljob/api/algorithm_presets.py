@@ -152,11 +152,14 @@ def describe_needs(algorithm: Algorithm) -> Iterator[str]:
     own = [name for name in map(str, map(functools.partial(chosen, algorithm), FUNCTIONS)) if ":" in name]
     if own:
         yield f"the needs of {' and '.join(own)} are those that the code declares"
-    elif (
+    if algorithm.entropy_coefficient:
+        yield "the algorithm needs the entropy at each token"
+    if not own and (
         algorithm.advantage in KNOWN_FROM_SCALARS
         and algorithm.objective not in NEEDS_ALL_SAMPLES
         and not algorithm.whiten_advantages
+        and not algorithm.entropy_coefficient
     ):
         yield "samples whose advantage is 0 are not computed"
-    else:
+    elif not own:
         yield "samples whose advantage is 0 are computed"

@@ -1,8 +1,11 @@
-"""Log-probabilities of given tokens, in float32, from logits or from the inputs of the output layer.
+"""Log-probabilities of given tokens, and entropies, in float32, from logits or from the inputs of the output layer.
 
 From the inputs of the output layer, logits exist for a chunk of positions at a time only, in both passes.
 
-Shapes: B rows, K positions of a row, N = B·K, H features, V vocabulary.
+The entropy of a position is that of the distribution at the row's temperature, in nats. It is computed on request.
+
+Shapes: B rows, K positions of a row, N = B·K, H features, V vocabulary, C positions of a chunk, E results of a
+position: the log-probability, and the entropy on request.
 """
 
 from __future__ import annotations
@@ -22,19 +25,27 @@ def chunk_positions(vocabulary: int) -> int:
     return max(1, CHUNK_BYTES // (4 * vocabulary))
 
 
-def token_logprobs(logits_BKV: Tensor, targets_BK: Tensor, temperature_B: Tensor, chunk: int | None = None) -> Tensor:
-    """Return log softmax(logits / temperature) of the target at each position, in at least float32.
+def token_logprobs(
+    logits_BKV: Tensor,
+    targets_BK: Tensor,
+    temperature_B: Tensor,
+    chunk: int | None = None,
+    entropy: bool = False,
+) -> Tensor:
+    """Return log softmax(logits / temperature) of the target at each position (B, K, E), in at least float32.
 
     Args:
         logits_BKV: logits that predict the targets, of any floating type.
         targets_BK: token ids.
         temperature_B: the temperature each row was sampled at, float32.
         chunk: positions worked on at a time; bounds the memory needed beside the logits and their gradient.
+        entropy: whether to compute the entropy.
     """
     B, K, V = logits_BKV.shape
     temperature_N = temperature_B.unsqueeze(-1).expand(B, K).reshape(B * K)
     logits_NV, targets_N = logits_BKV.reshape(B * K, V), targets_BK.reshape(B * K)
-    return _TokenLogprobs.apply(logits_NV, targets_N, temperature_N, chunk or chunk_positions(V)).view(B, K)
+    chunk = chunk or chunk_positions(V)
+    return _TokenLogprobs.apply(logits_NV, targets_N, temperature_N, chunk, entropy).view(B, K, 1 + entropy)
 
 
 def linear_logprobs(
@@ -44,6 +55,7 @@ def linear_logprobs(
     targets_BK: Tensor,
     temperature_B: Tensor,
     chunk: int | None = None,
+    entropy: bool = False,
 ) -> Tensor:
     """Return :func:`token_logprobs` of the logits ``linear(hidden, weight, bias)``, which are never all in memory.
 
@@ -56,36 +68,39 @@ def linear_logprobs(
         targets_BK: token ids.
         temperature_B: the temperature each row was sampled at, float32.
         chunk: positions worked on at a time.
+        entropy: whether to compute the entropy.
     """
     B, K, H = hidden_BKH.shape
     chunk = chunk or chunk_positions(len(weight_VH))
     if chunk >= B * K:
-        return token_logprobs(linear(hidden_BKH, weight_VH, bias_V), targets_BK, temperature_B, chunk)
+        return token_logprobs(linear(hidden_BKH, weight_VH, bias_V), targets_BK, temperature_B, chunk, entropy)
     temperature_N = temperature_B.unsqueeze(-1).expand(B, K).reshape(B * K)
     hidden_NH, targets_N = hidden_BKH.reshape(B * K, H), targets_BK.reshape(B * K)
-    return _LinearLogprobs.apply(hidden_NH, weight_VH, bias_V, targets_N, temperature_N, chunk).view(B, K)
+    results_NE = _LinearLogprobs.apply(hidden_NH, weight_VH, bias_V, targets_N, temperature_N, chunk, entropy)
+    return results_NE.view(B, K, 1 + entropy)
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, temperature_N: Tensor, chunk: int) -> Tensor:
+    def forward(
+        ctx: Any, logits_NV: Tensor, targets_N: Tensor, temperature_N: Tensor, chunk: int, entropy: bool
+    ) -> Tensor:
         parts = [
-            _logprobs(logits_NV[rows], targets_N[rows], temperature_N[rows]) for rows in _chunks(len(logits_NV), chunk)
+            _results(logits_NV[rows], targets_N[rows], temperature_N[rows], entropy)
+            for rows in _chunks(len(logits_NV), chunk)
         ]
-        logprobs_N, normalizer_N = (torch.cat(part) for part in zip(*parts, strict=True))
-        ctx.save_for_backward(logits_NV, targets_N, temperature_N, normalizer_N)
+        results_NE, normalizer_N = (torch.cat(part) for part in zip(*parts, strict=True))
+        ctx.save_for_backward(logits_NV, targets_N, temperature_N, normalizer_N, results_NE)
         ctx.chunk = chunk
-        return logprobs_N
+        return results_NE
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        logits_NV, targets_N, temperature_N, normalizer_N = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        logits_NV, *saved = ctx.saved_tensors
         result_NV = torch.empty_like(logits_NV)
         for rows in _chunks(len(logits_NV), ctx.chunk):
-            result_NV[rows] = _logits_gradient(
-                gradients[0][rows], logits_NV[rows], targets_N[rows], temperature_N[rows], normalizer_N[rows]
-            )
-        return result_NV, None, None, None
+            result_NV[rows] = _logits_gradient(gradients[0][rows], logits_NV[rows], *(part[rows] for part in saved))
+        return result_NV, None, None, None, None
 
 
 class _LinearLogprobs(torch.autograd.Function):
@@ -98,19 +113,20 @@ class _LinearLogprobs(torch.autograd.Function):
         targets_N: Tensor,
         temperature_N: Tensor,
         chunk: int,
+        entropy: bool,
     ) -> Tensor:
         parts = [
-            _logprobs(linear(hidden_NH[rows], weight_VH, bias_V), targets_N[rows], temperature_N[rows])
+            _results(linear(hidden_NH[rows], weight_VH, bias_V), targets_N[rows], temperature_N[rows], entropy)
             for rows in _chunks(len(hidden_NH), chunk)
         ]
-        logprobs_N, normalizer_N = (torch.cat(part) for part in zip(*parts, strict=True))
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, temperature_N, normalizer_N)
+        results_NE, normalizer_N = (torch.cat(part) for part in zip(*parts, strict=True))
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, temperature_N, normalizer_N, results_NE)
         ctx.chunk = chunk
-        return logprobs_N
+        return results_NE
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_NH, weight_VH, bias_V, targets_N, temperature_N, normalizer_N = ctx.saved_tensors
+        hidden_NH, weight_VH, bias_V, *saved = ctx.saved_tensors
         of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
         # Sums over chunks, at least in float32: a sum of many rounded bfloat16 terms would be inexact.
         exact = torch.promote_types(weight_VH.dtype, torch.float32)
@@ -119,9 +135,7 @@ class _LinearLogprobs(torch.autograd.Function):
         bias_gradient_V = torch.zeros_like(bias_V, dtype=exact) if of_bias else None
         for rows in _chunks(len(hidden_NH), ctx.chunk):
             logits = linear(hidden_NH[rows], weight_VH, bias_V)
-            gradient = _logits_gradient(
-                gradients[0][rows], logits, targets_N[rows], temperature_N[rows], normalizer_N[rows]
-            ).to(logits.dtype)
+            gradient = _logits_gradient(gradients[0][rows], logits, *(part[rows] for part in saved)).to(logits.dtype)
             if hidden_gradient_NH is not None:
                 hidden_gradient_NH[rows] = gradient @ weight_VH
             if weight_gradient_VH is not None:
@@ -132,7 +146,7 @@ class _LinearLogprobs(torch.autograd.Function):
             weight_gradient_VH = weight_gradient_VH.to(weight_VH.dtype)
         if bias_gradient_V is not None:
             bias_gradient_V = bias_gradient_V.to(weight_VH.dtype)
-        return hidden_gradient_NH, weight_gradient_VH, bias_gradient_V, None, None, None
+        return hidden_gradient_NH, weight_gradient_VH, bias_gradient_V, None, None, None, None
 
 
 def _chunks(positions: int, chunk: int) -> Iterator[slice]:
@@ -140,17 +154,37 @@ def _chunks(positions: int, chunk: int) -> Iterator[slice]:
         yield slice(start, start + chunk)
 
 
-def _logprobs(logits_CV: Tensor, targets_C: Tensor, temperature_C: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities of the targets and the logarithms of the normalizers."""
-    normalizer_C = torch.logsumexp(logits_CV / temperature_C.unsqueeze(-1), dim=-1)
-    return logits_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1) / temperature_C - normalizer_C, normalizer_C
+def _results(logits_CV: Tensor, targets_C: Tensor, temperature_C: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+    """Return the results (C, E) and the logarithms of the normalizers."""
+    scaled_CV = logits_CV / temperature_C.unsqueeze(-1)
+    normalizer_C = torch.logsumexp(scaled_CV, dim=-1)
+    results = [logits_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1) / temperature_C - normalizer_C]
+    if entropy:
+        probabilities_CV = scaled_CV.sub_(normalizer_C.unsqueeze(-1)).exp_()
+        results.append(torch.special.entr(probabilities_CV).sum(-1))
+    return torch.stack(results, -1), normalizer_C
 
 
 def _logits_gradient(
-    gradient_C: Tensor, logits_CV: Tensor, targets_C: Tensor, temperature_C: Tensor, normalizer_C: Tensor
+    gradient_CE: Tensor,
+    logits_CV: Tensor,
+    targets_C: Tensor,
+    temperature_C: Tensor,
+    normalizer_C: Tensor,
+    results_CE: Tensor,
 ) -> Tensor:
-    """Return the gradient of the logits: d logprob / d logits = (onehot(target) − softmax(logits / T)) / T."""
-    scale_C1 = (gradient_C / temperature_C).unsqueeze(-1)
-    scaled = logits_CV / temperature_C.unsqueeze(-1)
-    result_CV = scaled.sub_(normalizer_C.unsqueeze(-1)).exp_().mul_(-scale_C1)
-    return result_CV.scatter_add_(-1, targets_C.unsqueeze(-1), scale_C1)
+    """Return the gradient of the logits.
+
+    d logprob / d logits = (onehot(target) − p) / T and d entropy / d logits = −p·(ln p + entropy) / T with
+    p = softmax(logits / T).
+    """
+    scale_CE = gradient_CE / temperature_C.unsqueeze(-1)
+    scaled_CV = logits_CV / temperature_C.unsqueeze(-1)
+    probabilities_CV = scaled_CV.sub_(normalizer_C.unsqueeze(-1)).exp_()
+    if results_CE.shape[-1] == 1:
+        result_CV = probabilities_CV.mul_(-scale_CE)
+    else:
+        slope_C1 = scale_CE[:, 1:]
+        result_CV = torch.special.entr(probabilities_CV).mul_(slope_C1)
+        result_CV -= probabilities_CV.mul_(scale_CE[:, :1] + slope_C1 * results_CE[:, 1:])
+    return result_CV.scatter_add_(-1, targets_C.unsqueeze(-1), scale_CE[:, :1])

@@ -44,6 +44,7 @@ METRICS: dict[str, str] = {
     "ess": "effective share of the tokens under weights r: (Σr)² / (n·Σr²); 1 is on policy",
     "correction_mean": "weight of a token for the mismatch: mean over tokens; 1 without a correction",
     "masked_fraction": "share of the tokens whose weight for the mismatch is 0",
+    "entropy": "entropy of the policy in nats: mean over tokens; only if the algorithm needs it",
     "training_log_ppl": "mean of −l_old in nats: log of the perplexity of the sampled tokens under the trainer",
     "tokens": "tokens trained on: those that the model wrote in the trained samples",
     "samples": "samples of the batch",
@@ -66,7 +67,7 @@ METRICS: dict[str, str] = {
 NO_ADVANTAGE = 1e-6  # equal rewards give advantages of 0 except for rounding
 
 SUMS = (
-    *("loss", "tokens", "clipped_low", "clipped_high", "ratio", "correction", "masked"),
+    *("loss", "tokens", "clipped_low", "clipped_high", "ratio", "correction", "masked", "entropy"),
     *("tokens_old", "abs", "k1", "k3", "weight", "weight_squared", "logprob", "tokens_current", "abs_current"),
 )
 
@@ -90,6 +91,7 @@ class TokenStatistics:
     device: torch.device
     sums: Tensor = field(init=False)
     largest: Tensor = field(init=False)
+    has_entropy: bool = False
     positions: int = 0
     padding: int = 0
 
@@ -104,6 +106,7 @@ class TokenStatistics:
         objective: Objective,
         old_BK: Tensor | None,
         weights_BK: Tensor | None,
+        entropy_BK: Tensor | None,
         inputs: MicrobatchInputs,
     ) -> None:
         """Count one microbatch.
@@ -113,6 +116,7 @@ class TokenStatistics:
             objective: objective of its tokens.
             old_BK: l_old, or None.
             weights_BK: weights for the mismatch, 0 outside the mask; None: 1.
+            entropy_BK: entropies, 0 outside the mask, or None.
             inputs: the microbatch, with l_mu.
         """
         tokens, mask_BK = inputs.tokens, inputs.tokens.mask_BK
@@ -124,6 +128,8 @@ class TokenStatistics:
         sums = [loss.double(), count, (clipped_BK & (ratio_BK < 1)).sum(), (clipped_BK & (ratio_BK > 1)).sum()]
         sums.append(ratio_BK.sum())
         sums += [count, zero] if weights_BK is None else [weights_BK.sum(), (mask_BK & (weights_BK == 0)).sum()]
+        sums.append(zero if entropy_BK is None else entropy_BK.sum(dtype=torch.float64))
+        self.has_entropy = entropy_BK is not None
         largest = largest_current = zero
         if old_BK is None:
             sums += [zero] * (len(SUMS) - len(sums))
@@ -170,7 +176,7 @@ class TokenStatistics:
             "training_log_ppl": -total["logprob"] / n_old,
             "tokens": total["tokens"],
             "padding_fraction": padding / positions,
-        }
+        } | ({"entropy": total["entropy"] / n} if self.has_entropy else {})
 
 
 class Stopwatch:

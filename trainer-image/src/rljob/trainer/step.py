@@ -6,9 +6,11 @@ not depend on the distribution of samples over ranks and microbatches.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,11 +24,11 @@ from rljob.protocol.messages import Train
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
 from rljob.trainer.algorithms.aggregation import masked_sum
 from rljob.trainer.algorithms.corrections.base import Correction, CorrectionInputs, correction_weights
-from rljob.trainer.algorithms.needs import failure, load_function
+from rljob.trainer.algorithms.needs import failure, load_function, needs
 from rljob.trainer.algorithms.objectives.base import Objective, ObjectiveFunction, ObjectiveInputs
 from rljob.trainer.algorithms.stabilizers import shape_rewards, shape_tokens, stabilize
-from rljob.trainer.backends.base import Backend, Output
-from rljob.trainer.batch import Batch, MicrobatchInputs, Row, at_targets, lay_out
+from rljob.trainer.backends.base import Backend, Loss, Output
+from rljob.trainer.batch import Batch, Microbatch, MicrobatchInputs, Row, at_targets, lay_out
 from rljob.trainer.batch_plan import BatchPlan, plan_batch
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.metrics import TokenStatistics, advantage_metrics, memory_peak
@@ -92,12 +94,12 @@ def apply_batch(
     scores = score(batch, backend, algorithm)
     rewards = shape(batch, plan.train)
     advantages_N = set_advantages(batch, rewards, scores, algorithm, world)
-    statistics = TokenStatistics(world.device)
+    run, statistics = _runner(backend, algorithm), TokenStatistics(world.device)
     metrics: dict[str, float] = {}
     norms: list[float] = []
     for number, minibatch in enumerate(batch.minibatches):
         loss = PolicyLoss(minibatch, scores.old[number], number == 0, algorithm, statistics)
-        backend.run([inputs.tokens for inputs in minibatch], loss)
+        run([inputs.tokens for inputs in minibatch], loss)
         world.raise_first_error(loss.error)
         if number == 0 and batch.has_current:
             first = train.check_initial_logprobs and backend.updates == 0
@@ -114,6 +116,22 @@ def apply_batch(
     metrics |= {"samples": float(len(train.samples)), "samples_trained": float(plan.trained)}
     metrics |= {"memory_peak_bytes": memory_peak(world)} | backend.metrics()
     return StepResult(metrics, advantages_N.numpy())
+
+
+def _runner(backend: Backend, algorithm: Algorithm) -> Callable[[Sequence[Microbatch], Loss], list[Output]]:
+    """Return the backend's ``run``, which computes entropies if the algorithm needs them.
+
+    Raises:
+        UnrecoverableError: the backend computes no entropies.
+    """
+    if not needs(algorithm).entropy:
+        return backend.run
+    if "entropy" not in inspect.signature(backend.run).parameters:
+        raise UnrecoverableError(
+            f"the algorithm needs entropies, which {type(backend).__name__} does not compute: its run has no parameter "
+            "entropy; remove spec.algorithm.entropyCoefficient, or another need of entropies"
+        )
+    return functools.partial(backend.run, entropy=True)
 
 
 def shape(batch: Batch, given: Train) -> Rewards:
@@ -234,6 +252,7 @@ class PolicyLoss:
         old_BK = logprobs_BK.detach() if self._first else None
         if self._old is not None:
             old_BK = self._old[i].where(tokens.mask_BK, 0.0)
+        entropy_BK = None if output.entropy_BK is None else output.entropy_BK.where(tokens.mask_BK, 0.0)
         self._field = "objective"
         objective = self._objective(
             ObjectiveInputs(
@@ -246,6 +265,7 @@ class PolicyLoss:
                 turns_BK=inputs.turns_BK,
                 turns=inputs.turns,
                 algorithm=self._algorithm,
+                entropy_BK=entropy_BK,
             )
         )
         _check_objective(objective, tokens.mask_BK)
@@ -254,8 +274,11 @@ class PolicyLoss:
             assert old_BK is not None, "score() computes them for a correction"
             weights_BK = self._weights(logprobs_BK.detach(), old_BK, inputs)
             values_BK = values_BK * weights_BK
+        if self._algorithm.entropy_coefficient:
+            assert entropy_BK is not None, "the backend computes it"
+            values_BK = values_BK + self._algorithm.entropy_coefficient * entropy_BK
         share = -masked_sum(values_BK, tokens.mask_BK, inputs.weights_B)
-        self._statistics.add(share.detach(), objective, old_BK, weights_BK, inputs)
+        self._statistics.add(share.detach(), objective, old_BK, weights_BK, entropy_BK, inputs)
         return share
 
     def _weights(self, current_BK: Tensor, old_BK: Tensor, inputs: MicrobatchInputs) -> Tensor:

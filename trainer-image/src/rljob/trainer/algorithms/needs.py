@@ -35,7 +35,7 @@ class Needs:
     values: bool = False
     """Values of a critic."""
     entropy: bool = False
-    """Entropy of the policy at each token."""
+    """Entropy of the policy at each token, in an objective that reads ``entropy_BK``."""
 
     def __or__(self, other: Needs) -> Needs:
         """Return the union."""
@@ -48,7 +48,7 @@ class Needs:
 
     def unsupported(self) -> list[str]:
         """Return the names of needs that no backend computes yet."""
-        return [name for name in ("reference", "values", "entropy") if getattr(self, name)]
+        return [name for name in ("reference", "values") if getattr(self, name)]
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -109,7 +109,7 @@ def needs(algorithm: Algorithm) -> Needs:
     Raises:
         ValueError: one of them cannot be imported.
     """
-    union = Needs(old=needs_old(algorithm))
+    union = Needs(old=needs_old(algorithm), entropy=bool(algorithm.entropy_coefficient))
     for field in FUNCTIONS:
         union |= needs_of(load_function(algorithm, field))
     return union

@@ -29,6 +29,7 @@ class Output:
     """Result of a forward pass for the targets of a microbatch."""
 
     logprobs_BK: Tensor  # at each row's temperature, at least float32
+    entropy_BK: Tensor | None = None  # of the distribution at the row's temperature, in nats; on request
 
 
 Loss: TypeAlias = Callable[[int, Output], Tensor]
@@ -67,7 +68,7 @@ class Backend(Protocol):
     updates: int
     """Optimizer updates since the start of the run."""
 
-    def run(self, microbatches: Sequence[Microbatch], loss: Loss | None) -> list[Output]:
+    def run(self, microbatches: Sequence[Microbatch], loss: Loss | None, entropy: bool = False) -> list[Output]:
         """Run the microbatches through the model; return their outputs without gradient.
 
         The backend owns the schedule, recomputation and the scaling between replicas. Each replica gets the same number
@@ -76,6 +77,8 @@ class Backend(Protocol):
         Args:
             microbatches: of this replica, for one update.
             loss: its gradients are added to the gradients since the last update. None: forward passes only.
+            entropy: whether outputs have the entropy, with gradient. It is passed only if the algorithm needs it, so a
+                backend without it has no such parameter.
         """
         ...
 

@@ -23,7 +23,7 @@ MAX_LOG_RATIO = 20.0  # e^20 is finite in float32 with room for sums
 
 @dataclass(frozen=True)
 class ObjectiveInputs:
-    """Arguments of an objective: one microbatch. Only ``logprobs_BK`` carries a gradient."""
+    """Arguments of an objective: one microbatch. Only ``logprobs_BK`` and ``entropy_BK`` carry gradients."""
 
     logprobs_BK: Tensor  # of the policy in training
     old: Tensor | None  # read ``old_BK``
@@ -34,6 +34,7 @@ class ObjectiveInputs:
     turns_BK: Tensor  # number of the turn of each token, from 0
     turns: int  # largest number of turns of a row
     algorithm: Algorithm  # resolved: clips and other settings
+    entropy_BK: Tensor | None = None  # in nats; only with @requires(entropy=True) or an entropyCoefficient
 
     @property
     def old_BK(self) -> Tensor:

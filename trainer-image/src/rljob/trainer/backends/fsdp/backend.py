@@ -76,18 +76,18 @@ class FsdpBackend:
         self._optimizer = ShardedAdamW(self._trained, settings.optimizer, world, settings.parallelism.replicate)
         self._watch = Stopwatch(world.device)
 
-    def run(self, microbatches: Sequence[Microbatch], loss: Loss | None) -> list[Output]:
+    def run(self, microbatches: Sequence[Microbatch], loss: Loss | None, entropy: bool = False) -> list[Output]:
         """Run the microbatches through the model, one after the other; see :class:`Backend`."""
         if loss is None:
             with torch.no_grad(), self._watch.time("seconds_forward"):
-                outputs = [Output(self._logprobs(microbatch)) for microbatch in microbatches]
+                outputs = [self._logprobs(microbatch, entropy) for microbatch in microbatches]
             self._reshard()
             return outputs
         outputs = []
         for i, microbatch in enumerate(microbatches):
             self._exchange(i == len(microbatches) - 1)
             with self._watch.time("seconds_forward"):
-                output = Output(self._logprobs(microbatch))
+                output = self._logprobs(microbatch, entropy)
                 share = loss(i, output)
             with self._watch.time("seconds_backward"):
                 (share * self.world.dp_size).backward()  # FSDP averages gradients over ranks; the loss is a sum
