@@ -27,6 +27,7 @@ LISTS = {
     "spec.models": {},
     "spec.tasks": {},
     "spec.tasks.messages": {},
+    "spec.tasks.moreRewards": {"name": "near"},
     "spec.rewards": {},
     "spec.rollouts": {},
     "spec.environments": {"name": "made", "builtin": "maze"},

@@ -110,6 +110,21 @@ def test_a_model_of_the_hub_is_downloaded_when_the_runner_starts(
             "spec.tasks[0].data.jsonl.path: STORAGE/rows.jsonl, line 1: reward right cannot score the row: there is no",
         ),
         (
+            {"rewardColumn": "answer"},
+            {},
+            "spec.tasks[0].data.jsonl.path: STORAGE/rows.jsonl, line 1: column 'answer' names the reward ",
+        ),
+        (
+            {"moreRewards": [{"name": "more"}]},
+            {
+                "rewards": [
+                    {"name": "right", "builtin": "exact_match"},
+                    {"name": "more", "builtin": "exact_match", "config": {"column": "solution"}},
+                ]
+            },
+            "spec.tasks[0].data.jsonl.path: STORAGE/rows.jsonl, line 1: reward more cannot score the row: there is no",
+        ),
+        (
             {},
             {"models": [{"name": "policy", "source": "job://other"}]},
             "spec.models[0].source: STORAGE/other/tokenizer.json does not exist; the policy needs a tokenizer.json bes",

@@ -123,7 +123,8 @@ def test_every_list_of_named_entries_is_merged_by_name():
     keys = {path: schema.get("x-kubernetes-list-map-keys") for path, schema in OWN if schema.get("type") == "array"}
     by_name = {path for path, found in keys.items() if found == ["name"]}
     assert by_name == {
-        *("spec.models", "spec.tasks", "spec.rewards", "spec.environments", "spec.rollouts"),
+        *("spec.models", "spec.tasks", "spec.tasks[].moreRewards", "spec.rewards"),
+        *("spec.environments", "spec.rollouts"),
         *("spec.network.allowFrom", "spec.network.egress.to", "spec.network.nodes"),
         *("status.roles", "status.run.queues", "status.run.metrics", "status.run.engines"),
     }

@@ -209,3 +209,40 @@ def test_a_reward_served_by_a_user_s_program_is_not_loaded() -> None:
 def test_options_that_are_not_a_model_are_refused(options) -> None:
     with pytest.raises(ValueError, match=r"^options of a RewardKind is .*; name a subclass of rljob.api.base.Model"):
         RewardKind(make="a:b", options=options)
+
+
+# --- rewards of a task ------------------------------------------------------------------------------------------------
+
+
+def routed(task: dict, *rewards: dict) -> dict:
+    body = manifest({"builtin": "exact_match"})
+    body["spec"]["tasks"][0] |= task
+    body["spec"]["rewards"] += rewards
+    return body
+
+
+GYM = {"name": "gym", "builtin": "reasoning_gym"}
+FAR = {"name": "far", "builtin": "exact_match"}
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (["gone"], "moreRewards[0].name: 'gone' is not defined; there are right, gym, far; name one of them"),
+        (["right"], "moreRewards[0].name: 'right' is named twice for the task; name it once"),
+        (["far", "far"], "moreRewards[1].name: 'far' is named twice for the task; name it once"),
+        (["gym"], "moreRewards[0].name: 'gym' is the builtin reasoning_gym, which scores reasoningGym data only; use"),
+    ],
+)
+def test_a_further_reward_that_cannot_be_used_is_refused(more: list[str], problem: str) -> None:
+    with pytest.raises(ManifestError) as refused:
+        validate(routed({"moreRewards": [{"name": name} for name in more]}, GYM, FAR))
+    assert f"spec.tasks[0].{problem}" in str(refused.value)
+
+
+def test_a_reward_is_made_for_the_tasks_whose_rows_may_name_it() -> None:
+    spec = validate(routed({"rewardColumn": "by"}, GYM, FAR)).spec
+    tasks = {spec.rewards[i].name: [task.name for task in load_reward(spec, i).tasks] for i in range(3)}
+    assert tasks == {"right": ["sums"], "gym": [], "far": ["sums"]}
+    spec = validate(routed({"moreRewards": [{"name": "far"}]}, GYM, FAR)).spec
+    assert [len(load_reward(spec, i).tasks) for i in range(3)] == [1, 0, 1]

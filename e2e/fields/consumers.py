@@ -43,7 +43,7 @@ from rljob.protocol.checkpoint_copies import open_copies
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.gpus import Gpu
 from rljob.protocol.run_status import RunStatus
-from rljob.protocol.score_messages import ScoreItem
+from rljob.protocol.score_messages import Score, ScoreItem
 from rljob.rewards import sdk
 from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.main import make_evaluator
@@ -51,6 +51,7 @@ from rljob.rollout.adapters.load_adapter import load_adapter
 from rljob.runner import app
 from rljob.runner.leased_trajectory import LeasedTrajectory
 from rljob.runner.main import find_readers
+from rljob.runner.reward_routing import scorer_of
 from rljob.runner.setup import prepare
 from rljob.trainer.backends.base import Backend
 from rljob.trainer.batch import Row
@@ -332,6 +333,24 @@ def requested(job: RLJob, storage: Path) -> Any:
     with _ignore_open_files():
         _serve_with(job, storage, OneOfEachDriver)
     return found
+
+
+def routed(job: RLJob, storage: Path) -> Any:
+    """Return the score of a row of the first task, whose rewards return their position from 1."""
+
+    class Constant:
+        """Replaces RewardClient."""
+
+        def __init__(self, value: float) -> None:
+            self.value = value
+
+        async def score(self, item: ScoreItem) -> Score:
+            """Return the same reward for all samples."""
+            return Score(item.sample, self.value)
+
+    clients = {reward.name: Constant(i + 1) for i, reward in enumerate(job.spec.rewards)}
+    item = ScoreItem("s", "sums", "?", "4", "stop", {"question": "?", "answer": "4", "judged": "far"})
+    return asyncio.run(scorer_of(job.spec.tasks[0], clients).score(item))
 
 
 class _Address:

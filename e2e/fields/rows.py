@@ -79,6 +79,14 @@ SPARE = given(rewards=[{"name": "spare", "builtin": "reasoning_gym"}, {"name": "
 UNCORRECTED = given(algorithm={"correction": "none"})
 BEHAVIOR = given(algorithm={"ratio": "behavior", "correction": "none"})
 SAPO = given(algorithm={"preset": "sapo", "ratio": "behavior", "correction": "none"})
+TWO_REWARDS = given(
+    rewards=[
+        {"name": "exact", "builtin": "reasoning_gym"},
+        {"name": "far", "url": "http://a"},
+        {"name": "near", "url": "http://b"},
+    ]
+)
+ADDED = ('spec.tasks[0].moreRewards=[{"name": "near", "weight": 2}]',)
 
 KUBERNETES = {"metadata.namespace", "metadata.labels", "metadata.annotations"}
 """Fields that rljob does not read: the API server stores the object by them."""
@@ -176,6 +184,9 @@ ROWS: dict[str, Outcome] = {
         "far",
         given(rewards=[{"name": "exact", "builtin": "reasoning_gym"}, {"name": "far", "url": "http://a"}]),
     ),
+    "spec.tasks.rewardColumn": Shows(c.routed, "judged", TWO_REWARDS),
+    "spec.tasks.moreRewards.name": Shows(c.routed, "far", (*TWO_REWARDS, *ADDED)),
+    "spec.tasks.moreRewards.weight": Shows(c.routed, 0.5, (*TWO_REWARDS, *ADDED)),
     "spec.tasks.sampling.temperature": Shows(c.requested, 0.5),
     "spec.tasks.sampling.maxTokens": Shows(c.requested, 17),
     "spec.evaluation.everySteps": Shows(c.dispatched, 3, EVALUATED),

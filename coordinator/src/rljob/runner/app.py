@@ -15,6 +15,7 @@ from rljob.protocol.messages import ToRunner
 from rljob.runner.driver import RunnerDriver
 from rljob.runner.leased_trajectory import TaskRuntime
 from rljob.runner.prompts import PromptCache
+from rljob.runner.reward_routing import scorer_of
 from rljob.runner.scoring import RewardClient, reward_session
 from rljob.runner.setup import Prepared, model_length
 
@@ -49,7 +50,7 @@ async def serve(prepared: Prepared, reward_urls: dict[str, str], reward_token: s
             task.name: TaskRuntime(
                 task,
                 prepared.loops[task.name],
-                rewards[task.reward],
+                scorer_of(task, rewards),
                 length,
                 evaluation_temperature or task.sampling.temperature,
                 spec.failure_policy.stall_seconds,

@@ -27,19 +27,13 @@ from rljob.protocol.score_messages import Score, ScoreItem, ScoreTurn, credit_tu
 from rljob.runner.context import TrajectoryError
 from rljob.runner.loops import Loop
 from rljob.runner.prompts import Prompt, PromptSource
+from rljob.runner.reward_routing import SampleScorer
 
 log = logging.getLogger(__name__)
 
 TEXT_CHARACTERS = 4096
 
 _decoder = frame_decoder(FromRunner)
-
-
-class Scorer(Protocol):
-    """Scores samples, as :class:`rljob.runner.scoring.RewardClient` does."""
-
-    async def score(self, item: ScoreItem) -> Score:
-        """Return the score of ``item``; its ``error`` is set if it could not be scored."""
 
 
 class Codec(Protocol):
@@ -60,7 +54,7 @@ class TaskRuntime:
 
     task: Task
     loop: Loop
-    reward: Scorer
+    reward: SampleScorer
     max_model_length: int  # tokens of the longest sequence that an engine accepts
     evaluation_temperature: float  # sampling temperature of held-out problems
     stall_seconds: float  # a loop that makes no call of its context for this long has failed

@@ -132,7 +132,7 @@ class _Preparation:
     def _open_task(self, i: int, task: Task) -> None:
         if any(map(self._made_later, _paths(task.data))):
             return
-        where, row_check = f"spec.tasks[{i}]", self._row_checks.get(task.reward)
+        where, row_check = f"spec.tasks[{i}]", self._row_check(task)
         with self._collecting_problems():
             source = open_source(
                 task, row_check, self.spec.seed, f"{where}.data", self._readers, self._environment.path
@@ -146,6 +146,20 @@ class _Preparation:
                         for problem in problems:
                             row_check(problem)
                     self._check_prompts(task, problems)
+
+    def _row_check(self, task: Task) -> RowCheck | None:
+        """Return the check of a task's rows by the rewards that score them; None: no reward checks rows."""
+        checks = self._row_checks
+        if task.reward_column is None and not any(checks.get(name) for name in task.named_rewards):
+            return None
+        names = [reward.name for reward in self.spec.rewards]
+
+        def check_row(row: dict[str, Any]) -> None:
+            for name in (task.reward_of(row, names), *(more.name for more in task.more_rewards)):
+                if (check_by_reward := checks.get(name)) is not None:
+                    check_by_reward(row)
+
+        return check_row
 
     def _check_prompts(self, task: Task, problems: list[dict[str, Any]]) -> None:
         """Check the contents of a split's first rows, and their prompts if the model exists."""

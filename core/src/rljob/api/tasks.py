@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
@@ -91,6 +92,15 @@ class Sampling(Model):
     """Maximum length of an answer in tokens."""
 
 
+class WeightedReward(Model):
+    """A further reward of a task."""
+
+    name: Name
+    """Name of an entry of `rewards`."""
+    weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
+    """Factor of this reward in the sum."""
+
+
 class Task(Model):
     """Prompts with their reward."""
 
@@ -112,8 +122,39 @@ class Task(Model):
     package."""
     reward: Name
     """Name of an entry of `rewards`."""
+    reward_column: Annotated[Text, Field(min_length=1)] | None = None
+    """Column with the name of the row's reward, an entry of `rewards`, in place of `reward`. Rows without the column,
+    or with null, use `reward`."""
+    more_rewards: Annotated[list[WeightedReward], Field(max_length=16)] = []
+    """Rewards that are added to the row's reward, each times its weight. Each one is recorded as the metric
+    `reward/NAME` of the sample. A sample that one of them cannot score is not scored."""
     sampling: Sampling = Sampling()
     """Sampling parameters."""
+
+    @property
+    def named_rewards(self) -> list[str]:
+        """Names of the rewards in the manifest; rows may name others."""
+        return [self.reward, *(more.name for more in self.more_rewards)]
+
+    def reward_of(self, row: Mapping[str, Any], known: Collection[str]) -> str:
+        """Return the name of the reward of a row, without those that are added to it.
+
+        Args:
+            row: of the task's data.
+            known: names of the job's rewards.
+
+        Raises:
+            ValueError: the row names no reward of the job.
+        """
+        named = row.get(self.reward_column) if self.reward_column is not None else None
+        if named is None:
+            return self.reward
+        if not isinstance(named, str) or named not in known:
+            raise ValueError(
+                f"column {self.reward_column!r} names the reward {named!r}; there are {', '.join(known)}; name one of "
+                "them, or null for the task's reward"
+            )
+        return named
 
 
 class Evaluation(Model):

@@ -100,12 +100,21 @@ def _tasks(spec: RLJobSpec) -> Iterator[str]:
             )
         data_problems = list(_data(f"tasks[{i}].data", task.data))
         yield from data_problems
-        builtin = rewards[task.reward].builtin if task.reward in rewards else None
-        if builtin is not None and not data_problems and not REWARDS[builtin].accepts(task.data.sources):
-            yield (
-                f"tasks[{i}].reward: {task.reward!r} is the builtin {builtin}, which scores "
-                f"{REWARDS[builtin].accepted} data only; use another reward"
-            )
+        fields = {f"tasks[{i}].reward": task.reward}
+        for j, more in enumerate(task.more_rewards):
+            where = f"tasks[{i}].moreRewards[{j}].name"
+            fields[where] = more.name
+            if more.name not in rewards:
+                yield f"{where}: {more.name!r} is not defined; there are {', '.join(rewards)}; name one of them"
+            elif more.name in task.named_rewards[: j + 1]:
+                yield f"{where}: {more.name!r} is named twice for the task; name it once"
+        for where, name in fields.items():
+            builtin = rewards[name].builtin if name in rewards else None
+            if builtin is not None and not data_problems and not REWARDS[builtin].accepts(task.data.sources):
+                yield (
+                    f"{where}: {name!r} is the builtin {builtin}, which scores "
+                    f"{REWARDS[builtin].accepted} data only; use another reward"
+                )
         yield from _prompt(f"tasks[{i}]", task)
 
 

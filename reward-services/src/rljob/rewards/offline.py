@@ -32,13 +32,15 @@ async def score_lines(spec: RLJobSpec, reward: Reward, lines: Iterable[bytes]) -
         ValueError: the reward cannot be made.
     """
     evaluator = make_evaluator(spec, spec.rewards.index(reward))
-    tasks = {task.name for task in spec.tasks if task.reward == reward.name}
+    names = [each.name for each in spec.rewards]
+    tasks = {task.name: task for task in spec.tasks}
     decoder, found = msgspec.json.Decoder(RecordedSample), []
     async with Pool(evaluator, reward.name, 1, reward.timeout_seconds, reward.worker_memory) as pool:
         for line in lines:
             sample = decoder.decode(line)
             item = sample.item
-            if item.task not in tasks:
+            task = tasks[item.task]
+            if reward.name not in (task.reward_of(item.problem, names), *(more.name for more in task.more_rewards)):
                 continue
             began = time.perf_counter()
             [score] = await pool.score([item])

@@ -129,9 +129,10 @@ def load_reward(spec: RLJobSpec, i: int) -> LoadedReward | None:
         kind = _as_kind(load({}, reward.function, field), reward, where)
     else:
         return None
-    tasks = [task for task in spec.tasks if task.reward == reward.name]
+    named = [task for task in spec.tasks if reward.name in task.named_rewards]
+    tasks = [task for task in spec.tasks if task in named or (task.reward_column and kind.accepts(task.data.sources))]
     problems = [f"{where}.{problem}" for problem in kind.option_problems(reward.config)]
-    problems += [f"{field}: {problem}" for problem in _data_problems(kind, reward, tasks)]
+    problems += [f"{field}: {problem}" for problem in _data_problems(kind, reward, named)]
     if problems:
         raise ValueError("\n".join(problems))
     return LoadedReward(field, reward.name, kind, kind.parse(reward.config), tasks)
