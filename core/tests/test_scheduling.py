@@ -171,6 +171,24 @@ def test_a_batch_waits_for_a_straggler_only_if_it_is_the_last_batch_the_straggle
     assert batch.groups == [straggler], "earliest deadline first"
 
 
+def test_a_batch_that_a_straggler_holds_is_formed_once_the_straggler_is_late_no_more() -> None:
+    """Stragglers are remembered between calls: their state counts, not that they were late once."""
+    for engine_is_lost in (False, True):
+        scheduler = make(n=1, g=1, alpha=0)
+        straggler = scheduler.admit()
+        straggler.samples[0].min_version = 0
+        quick = scheduler._start("sums", 1)
+        complete(scheduler, quick, 0, 0.0)
+        for _ in range(2):
+            assert not scheduler.form_batch().groups, "the straggler holds the batch"
+        if engine_is_lost:
+            straggler.samples[0].min_version = None
+            assert scheduler.form_batch().groups == [quick]
+        else:
+            complete(scheduler, straggler, 0, 0.0)
+            assert scheduler.form_batch().groups == [straggler]
+
+
 def test_a_group_that_exceeds_the_staleness_bound_expires_and_restarts() -> None:
     scheduler = make(n=1, g=1, alpha=1)
     for _ in range(2):
