@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 import msgspec
 import pytest
 
 from rljob.protocol import score_messages
 from rljob.protocol.score_messages import Score, ScoreItem, ScoreReply, ScoreRequest
+from rljob.rewards import server
 from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.pool import Pool
 from rljob.rewards.server import build_app
@@ -139,3 +142,19 @@ async def test_a_service_with_a_token_answers_401_without_it_and_reads_nothing(h
         assert [(await client.get(path)).status_code for path in ("/healthz", "/readyz", "/metrics")] == [200] * 3
         answer = await client.post("/v1/score", content=b'{"items":[]}', headers={"Authorization": "Bearer secret"})
         assert answer.json() == {"scores": []}
+
+
+async def test_a_request_is_refused_while_too_many_samples_wait(monkeypatch):
+    monkeypatch.setattr(server, "MAX_WAITING", 2)
+    pool = Pool(score, "r", processes=1, timeout_seconds=10)
+    transport = httpx.ASGITransport(app=build_app(pool))
+    async with httpx.AsyncClient(transport=transport, base_url="http://reward") as client:
+        items = [ScoreItem(f"g0.{i}", "sums", "", "a", "stop", {}) for i in range(2)]
+        waiting = asyncio.create_task(pool.score(items))  # the pool has no worker yet
+        await asyncio.sleep(0)
+        answer = await client.post("/v1/score", content=b'{"items":[]}')
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert answer.text == "2 samples wait for a worker; repeat the request later, or add processes\n"
+        async with pool:
+            assert [each.reward for each in await waiting] == [1.0, 1.0]
+            assert (await client.post("/v1/score", content=b'{"items":[]}')).status_code == 200

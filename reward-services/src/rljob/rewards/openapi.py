@@ -21,6 +21,7 @@ REFUSALS = {
     "400": "The body is incomplete.",
     "401": "The token is missing or wrong. A service that rljob starts may require RLJOB_TOKEN.",
     "413": "A bound is exceeded. The runner does not repeat the request.",
+    "429": "Too many samples wait for a worker. Repeat the request after Retry-After seconds.",
     "422": "The body is not a ScoreRequest. The runner sends each sample by itself.",
 }
 

@@ -150,6 +150,11 @@ class Pool:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    @property
+    def waiting(self) -> int:
+        """Number of samples that no worker has received."""
+        return self._queue.qsize()
+
     async def score(self, items: list[ScoreItem]) -> list[Score]:
         """Return the scores of ``items``, in order."""
         jobs = [self._enqueue(item) for item in items]

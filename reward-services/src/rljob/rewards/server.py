@@ -20,12 +20,18 @@ _decoder = msgspec.json.Decoder(ScoreRequest)
 _encoder = msgspec.json.Encoder()
 
 
+MAX_WAITING = 4096
+"""Samples that wait for a worker. With more, a request gets status 429; the runner repeats it."""
+RETRY_SECONDS = "1"
+
+
 class RequestRejectedError(Exception):
     """A request is answered with ``status`` and this sentence."""
 
-    def __init__(self, status: int, sentence: str) -> None:
+    def __init__(self, status: int, sentence: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(sentence)
         self.status = status
+        self.headers = headers
 
 
 def build_app(pool: Pool, token: str = "") -> FastAPI:
@@ -50,10 +56,13 @@ def build_app(pool: Pool, token: str = "") -> FastAPI:
         try:
             if token and not is_token(request.headers.get("authorization", "")):
                 raise RequestRejectedError(401, "this request requires the token that rljob gave to the job's runner")
+            if pool.waiting >= MAX_WAITING:
+                busy = f"{pool.waiting:,} samples wait for a worker; repeat the request later, or add processes"
+                raise RequestRejectedError(429, busy, {"Retry-After": RETRY_SECONDS})
             items = _decode(await _read(request))
         except RequestRejectedError as error:
             REJECTED.inc()
-            return Response(f"{error}\n", error.status, media_type="text/plain")
+            return Response(f"{error}\n", error.status, error.headers, media_type="text/plain")
         return Response(_encoder.encode(ScoreReply(await pool.score(items))), media_type="application/json")
 
     @app.get("/healthz")
