@@ -1,6 +1,7 @@
 """Real vLLM engines with several workers behind the agent: every worker receives the weights and loads its part."""
 
 import asyncio
+import os
 import signal
 import threading
 
@@ -18,11 +19,12 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pyte
 
 IN_FLIGHT_TOKENS = 300  # a second or more
 SIZES = {"tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}, "data": {"data": 2}}
+TESTED = SIZES if os.environ.get("RLJOB_THOROUGH") else ["tensor"]  # minutes; make thorough tests all
 with_tensor_parallelism = pytest.mark.parametrize("run", ["tensor"], indirect=True, scope="module")
 """For tests that take long, and of which vLLM's other workers show no more."""
 
 
-@pytest.fixture(scope="module", params=SIZES)
+@pytest.fixture(scope="module", params=TESTED)
 async def run(request, tmp_path_factory, make_coordinator, manifest):
     path = tmp_path_factory.mktemp("engine")
     sizes = SIZES[request.param]
