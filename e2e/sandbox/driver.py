@@ -36,6 +36,7 @@ def main() -> None:
     isolation = find_isolation(without=[layer for layer in sys.argv[3].split(",") if layer])
     say({"present": list(isolation.present), "missing": isolation.missing})
     sandboxes: dict[str, CodeSandbox] = {}
+    own: set[str] = set()  # directories of the sandboxes
     for line in sys.stdin:
         request = json.loads(line)
         key = json.dumps(request["limits"])
@@ -43,11 +44,12 @@ def main() -> None:
             sandboxes[key] = CodeSandbox(isolation, Limits(**request["limits"]))
             sandboxes[key].run_program(b"", b"", 10)
         box = sandboxes[key]
-        before = look(victim)
+        own.add(box._directory)
+        before = look(victim, own)
         given = json.dumps(about | {"parent": os.getpid()}).encode()
         runs = [box.run_program(source.encode(), given, 100_000) for source in request["sources"]]
         runs.append(box.run_program(b"print('served')", b"", 100))
-        after = look(victim)
+        after = look(victim, own)
         outputs = [run.output.decode(errors="replace") for run in runs]
         ends = [[run.status, run.why] for run in runs]
         changed = [name for name in before if before[name] != after[name]]
@@ -57,16 +59,16 @@ def main() -> None:
         box.close()
     victim.kill()
     victim.wait()
-    say({"left": left()})
+    say({"left": left(own)})
 
 
-def look(victim: subprocess.Popen[str]) -> dict[str, Any]:
+def look(victim: subprocess.Popen[str], directories: set[str]) -> dict[str, Any]:
     """Return the state of the victim and of the machine, which an attack must leave as they are."""
     victim.stdin.write("\n")  # type: ignore[union-attr]
     victim.stdin.flush()  # type: ignore[union-attr]
     own = [os.getpriority(os.PRIO_PROCESS, 0), sorted(os.sched_getaffinity(0)), resource.getrlimit(resource.RLIMIT_AS)]
     ipc = {kind: Path(f"/proc/sysvipc/{kind}").read_text().count("\n") for kind in ("shm", "sem", "msg")}
-    memory = {str(path) for place in ("/dev/shm", "/tmp") for path in Path(place).glob("rljob-sandbox-*/*")}
+    memory = [str(path) for place in directories if place for path in Path(place).glob("*")]
     return {
         "victim": json.loads(victim.stdout.readline()),  # type: ignore[union-attr]
         "processes": sorted(descendants(os.getpid())),
@@ -95,7 +97,7 @@ def descendants(root: int) -> set[int]:
     return found
 
 
-def left() -> list[str]:
+def left(directories: set[str]) -> list[str]:
     """Return what is still there after all sandboxes are closed."""
     for _ in range(100):
         try:
@@ -104,8 +106,8 @@ def left() -> list[str]:
         except ChildProcessError:
             break
         time.sleep(0.02)
-    own = [path for path in Path("/dev/shm").glob("rljob-sandbox-*") if path.stat().st_uid == os.getuid()]
-    return [f"process {pid}" for pid in descendants(os.getpid())] + [str(path) for path in own]
+    own = [place for place in directories if place and os.path.exists(place)]
+    return [f"process {pid}" for pid in descendants(os.getpid())] + own
 
 
 def say(answer: dict[str, Any]) -> None:
