@@ -317,7 +317,7 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
     ),
     "a reward that is not a function": (
         put([{"name": "exact", "function": "e2e.fakes.extensions:__doc__"}], "rewards"),
-        r"spec.rewards\[0\].function: e2e.fakes.extensions:__doc__ is of type str; name a function or a RewardKind",
+        r"spec.rewards\[0\].function: e2e.fakes.extensions:__doc__ is of type str; name a function, a class",
     ),
     "a function that cannot be a reward": (
         put([{"name": "exact", "function": "e2e.fakes.extensions:check_target"}], "rewards"),

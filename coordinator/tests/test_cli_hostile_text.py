@@ -133,6 +133,14 @@ COMMANDS: dict[str, list[tuple[str, ...]]] = {
     ],
     "show": [("RUN", "SAMPLE"), ("RUN", "OLD"), ("RUN", "SAMPLE", "-o", "json"), ("RUN", SURROGATE)],
     "audit": [("RUN",), ("RUN", "-o", "json")],
+    "simulate": [("FILE", "--engines", SURROGATE), ("VALID", "--engines", "VALID")],
+    "reward": [
+        ("new", SURROGATE),  # serve replaces the process by another program
+        ("check", "RUN"),
+        ("check", "RUN", "--reward", SURROGATE),
+        ("check", "RUN", "--function", SURROGATE),
+        ("check", SURROGATE),
+    ],
 }
 
 

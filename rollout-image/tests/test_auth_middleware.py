@@ -54,7 +54,7 @@ class VllmEngine:
     """The parts of vLLM's client of its engine that the routes use."""
 
     def __init__(self):
-        self.calls, self.broken = [], None
+        self.calls = []
         self.renderer = self.engine_core = self
 
     async def clear_mm_cache_async(self):
@@ -62,15 +62,6 @@ class VllmEngine:
 
     async def pause_scheduler_async(self, mode, clear_cache):
         self.calls.append(("pause", mode, clear_cache))
-
-    async def collective_rpc(self, method, args):
-        self.calls.append((method, *args))
-        if self.broken is not None:
-            raise self.broken
-        return ["d1", "d1"]
-
-    async def update_weight_version(self, version):
-        self.calls.append(("version", version))
 
 
 async def ask_vllm(engine, path, body, monkeypatch, key=b"Bearer right"):
@@ -88,18 +79,6 @@ async def ask_vllm(engine, path, body, monkeypatch, key=b"Bearer right"):
     scope = {"type": "http", "headers": [(b"authorization", key)], "path": path, "app": app}
     await RequireVllmKey(None)(scope, receive, send)
     return sent[0]["status"], sent[1].get("body")
-
-
-async def test_an_update_of_vllm_is_one_call_that_sets_the_version_after_the_commit(monkeypatch):
-    engine = VllmEngine()
-    body = b'{"update": {"names": []}, "weight_version": "0.7"}'
-    assert await ask_vllm(engine, "/rljob/receive", body, monkeypatch) == (200, b'{"digests":["d1","d1"]}')
-    assert engine.calls == [("rljob_receive", {"names": []}), ("version", "0.7")]
-    engine.calls.clear()
-    engine.broken = ValueError("weights with digest a were received, but b were sent")
-    status, answer = await ask_vllm(engine, "/rljob/receive", body, monkeypatch)
-    assert (status, engine.calls) == (500, [("rljob_receive", {"names": []})])
-    assert b"ValueError: weights with digest a" in answer
 
 
 async def test_a_pause_of_vllm_is_that_of_its_scheduler_and_needs_the_key(monkeypatch):

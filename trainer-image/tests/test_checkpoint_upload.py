@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from pathlib import Path
 
@@ -95,8 +96,9 @@ def test_copies_are_removed_with_their_checkpoints_and_only_by_the_highest_incar
     assert opened().complete().keys() == {4}
 
 
-def of_two_ranks(world: World, storage: Path, other: Path) -> tuple[list[str], int | None]:
+def of_two_ranks(world: World, storage: Path, other: Path, variables: dict[str, str]) -> tuple[list[str], int | None]:
     """Upload with all ranks, then choose without local files; return the files that this rank uploaded."""
+    os.environ.update(variables)  # ranks are forks of a process that started before the server
     uploaded = []
     put = S3FileSystem.put_file
 
@@ -110,8 +112,8 @@ def of_two_ranks(world: World, storage: Path, other: Path) -> tuple[list[str], i
     return uploaded, chosen.state.step if chosen.state else None
 
 
-def test_each_rank_uploads_some_files_and_rank_0_downloads_for_all(tmp_path, files):
-    (first, chosen), (second, also) = on_ranks(2, of_two_ranks, tmp_path / "storage", tmp_path / "other")
+def test_each_rank_uploads_some_files_and_rank_0_downloads_for_all(tmp_path, files, server):
+    (first, chosen), (second, also) = on_ranks(2, of_two_ranks, tmp_path / "storage", tmp_path / "other", server)
     assert chosen == also == 2
     record = read_state(tmp_path / "other" / "checkpoints" / "step-000002")
     assert sorted(first + second) == sorted([*record.files, "trainer.json"]) and len(first) > 1 < len(second)
