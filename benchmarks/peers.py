@@ -37,7 +37,7 @@ import yaml
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks import time_limit
-from benchmarks.report import report, target
+from benchmarks.report import names_of, report, target
 from rljob.api.tasks import Task
 from rljob.protocol.run_status import decode_status
 from rljob.trainer.example_model import build, train_tokenizer
@@ -234,21 +234,19 @@ def main() -> None:
     """Compare all tasks and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON (there is no other format)")
-    parser.add_argument("--tasks", default=",".join(TASKS), help=f"comma-separated, of {', '.join(TASKS)}")
+    some = f"comma-separated, of {', '.join(TASKS)}"
+    parser.add_argument("--tasks", type=names_of(TASKS), default=[*TASKS], help=some)
     parser.add_argument("--repeats", type=int, default=3, help="runs of each system")
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/peers.json")
     time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
-    names = options.tasks.split(",")
-    if unknown := [name for name in names if name not in TASKS]:
-        parser.error(f"--tasks: there is no task {unknown[0]!r}; use {', '.join(TASKS)}")
     if options.repeats < 1:
         parser.error("--repeats: must be at least 1")
     time_limit.limit("benchmarks.peers", options.timeout)
     python = make_environment()
     figures: dict[str, Any] = {}
     targets: dict[str, Any] = {}
-    for name in names:
+    for name in options.tasks:
         with tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder:
             comparison = TASKS[name](Path(folder))
             pairs = []

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import operator
 import platform
 import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 COMPARISONS = {">=": operator.ge, "<=": operator.le}
+
+
+def names_of(known: Collection[str]) -> Callable[[str], list[str]]:
+    """Return the type of a command-line option: names of ``known``, comma-separated."""
+
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"there is no {unknown[0]!r}; choose from {', '.join(known)}")
+        return names
+
+    return parse
 
 
 def target(value: float, comparison: str, bound: float) -> dict[str, Any]:

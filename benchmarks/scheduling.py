@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import time_limit
-from benchmarks.report import report, target
+from benchmarks.report import names_of, report, target
 from benchmarks.scheduling_runs import (
     Figures,
     Policy,
@@ -205,15 +205,13 @@ def main() -> None:
     """Measure and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON (there is no other format)")
-    parser.add_argument("--only", default=",".join(MEASUREMENTS), help=f"of {', '.join(MEASUREMENTS)}, comma-separated")
+    some = f"of {', '.join(MEASUREMENTS)}, comma-separated"
+    parser.add_argument("--only", type=names_of(MEASUREMENTS), default=[*MEASUREMENTS], help=some)
     parser.add_argument("--scale", type=float, default=1.0, help="of replications and steps, more than 0, at most 1")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="processes that simulate")
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/scheduling.json")
     time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
-    names = options.only.split(",")
-    if unknown := [name for name in names if name not in MEASUREMENTS]:
-        parser.error(f"--only: there is no {unknown[0]}; choose from {', '.join(MEASUREMENTS)}")
     if not 0 < options.scale <= 1:
         parser.error(f"--scale is {options.scale:g}; give a number above 0 and at most 1")
     if options.processes < 1:
@@ -221,7 +219,7 @@ def main() -> None:
     time_limit.limit("benchmarks.scheduling", options.timeout)
     with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=20) as pool:
         found = Measurement(pool, options.scale)
-        for name in names:
+        for name in options.only:
             MEASUREMENTS[name](json.loads((SCENARIOS / f"{name}.json").read_text()), found)
     rate = found.events / found.cpu
     found.figures |= {"scale": options.scale, "simulated_events_per_second": rate}

@@ -32,7 +32,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks import time_limit
-from benchmarks.report import report, target
+from benchmarks.report import names_of, report, target
 from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import fill
 from rljob.api.models import LogprobTolerance
@@ -185,18 +185,16 @@ def main() -> None:
     """Measure and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON (there is no other format)")
-    parser.add_argument("--sizes", default=",".join(SIZES), help=f"of {', '.join(SIZES)}, comma-separated")
+    some = f"of {', '.join(SIZES)}, comma-separated"
+    parser.add_argument("--sizes", type=names_of(SIZES), default=[*SIZES], help=some)
     parser.add_argument("--repeats", type=int, default=5, help="counted pairs of steps of each size")
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/trainer.json")
     time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
-    sizes = options.sizes.split(",")
-    if unknown := [size for size in sizes if size not in SIZES]:
-        parser.error(f"--sizes: there is no {unknown[0]}; choose from {', '.join(SIZES)}")
     time_limit.limit("benchmarks.trainer", options.timeout)
     figures: dict[str, Any] = {f"lockstep_{count}_minibatches": lockstep(count) for count in (1, 4, 8, 16)}
     targets = {"lockstep": target(max(figures.values()), "<=", 1.15)}
-    for size in sizes:
+    for size in options.sizes:
         with tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder:
             found: dict[str, float] = {"parameters": make_model(size, Path(folder))}
             found |= {f"{name}_peak_bytes": peak_memory(name, size, Path(folder)) for name in PROGRAMS}

@@ -4,6 +4,7 @@ AWS_SECRET_ACCESS_KEY or another source of credentials, AWS_ENDPOINT_URL_S3 or A
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +50,15 @@ def explained_errors(path: str, target: Path | None = None) -> Iterator[None]:
         if error.filename is not None:  # of a file on this machine
             raise
         raise _explained(path, error, target) from error
+
+
+@contextmanager
+def removed_on_failure(directory: Path) -> Iterator[None]:
+    """Remove the directory of a download that fails. After success it has another name."""
+    try:
+        yield
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _explained(path: str, error: OSError, target: Path | None) -> Exception:

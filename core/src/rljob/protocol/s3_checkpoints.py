@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-import shutil
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from rljob.protocol.checkpoint_files import STATE_FILE, directory_name, is_insid
 from rljob.protocol.checkpoint_record import TrainerState, find_damage, read_state_file
 from rljob.protocol.full_disk import FULL_DISK
 from rljob.protocol.model_cache import ModelUnavailableError
-from rljob.protocol.s3_access import explained_errors, open_s3
+from rljob.protocol.s3_access import explained_errors, open_s3, removed_on_failure
 from rljob.protocol.sync_path import sync_path
 
 log = logging.getLogger(__name__)
@@ -87,7 +86,7 @@ class S3Checkpoints:
         target = checkpoints / directory_name(copy.step)
         temporary = target.with_name(f"{target.name}.tmp-{secrets.token_hex(4)}")
         log.info("downloading %s/%s", self, copy.name)
-        with self._errors(checkpoints), _removed_on_failure(temporary):
+        with self._errors(checkpoints), removed_on_failure(temporary):
             for name in copy.files:
                 (temporary / name).parent.mkdir(parents=True, exist_ok=True)
                 self._files.get_file(f"{self._root}/{copy.name}/{name}", str(temporary / name))
@@ -157,11 +156,3 @@ def _damage(directory: Path, copy: CheckpointCopy) -> str:
     if (state.step, state.digest[:DIGEST_DIGITS]) != (copy.step, copy.digest):
         return f"{STATE_FILE} is of another checkpoint"
     return find_damage(directory, state.files)
-
-
-@contextmanager
-def _removed_on_failure(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)  # after success it has another name

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,7 +13,7 @@ import msgspec
 
 from rljob.api.model_address import S3Model
 from rljob.protocol.model_cache import ModelUnavailableError, cache_directory, choose_files
-from rljob.protocol.s3_access import explained_errors, open_s3
+from rljob.protocol.s3_access import explained_errors, open_s3, removed_on_failure
 from rljob.protocol.sync_path import sync_path
 
 log = logging.getLogger(__name__)
@@ -37,7 +35,7 @@ class S3Download:
         """Download the objects of a version into a new directory, which gets its name when it is complete."""
         target = (cache or cache_directory()) / "s3" / version
         temporary = target.with_name(f"{version}.tmp-{secrets.token_hex(4)}")
-        with explained_errors(self._path, target), _removed_on_failure(temporary):
+        with explained_errors(self._path, target), removed_on_failure(temporary):
             for left in target.parent.glob(f"{version}*"):  # of an interrupted download; the caller holds the lock
                 shutil.rmtree(left)
             temporary.mkdir(parents=True)
@@ -77,14 +75,6 @@ class S3Download:
                 "another run"
             )
         return chosen
-
-
-@contextmanager
-def _removed_on_failure(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)  # after success it has another name
 
 
 def _digest(path: str, objects: dict[str, dict[str, Any]]) -> str:
