@@ -181,7 +181,7 @@ class SimulatedRun:
         return self.outcome
 
     async def _watch(self) -> None:
-        """Raise StandstillError if engines and trainer do nothing for a day. Heartbeats would go on for ever."""
+        """Raise StandstillError if engines and trainer do nothing for a day. Heartbeats never end by themselves."""
         before = -1
         while (now := self.outcome.events + len(self.outcome.steps)) > before:
             before = now

@@ -38,7 +38,7 @@ class CombinedReward:
         for name, score in self._parts.items():
             try:
                 values[name], more = score(fields)
-            except Exception as error:
+            except Exception as error:  # a part may raise anything; without it there is no sum, and no score
                 raise NotScored(f"part {name} raised {type(error).__name__}: {error}") from error
             metrics |= {f"{name}/{key}": value for key, value in more.items()}
         return Parts(values, self._weights, metrics)

@@ -266,7 +266,7 @@ class CodeSandbox:
 
 
 def _sealed(stack: contextlib.ExitStack, content: bytes) -> int:
-    """Return the descriptor of a file in memory that nobody can change, at its beginning."""
+    """Return the descriptor of a sealed file in memory, positioned at its beginning."""
     file = os.memfd_create("run", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     stack.callback(os.close, file)
     view = memoryview(content)

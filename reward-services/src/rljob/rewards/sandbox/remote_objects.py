@@ -66,6 +66,7 @@ class _Peer:
         self._send(answer)
 
     def _do(self, operation: str, *arguments: Any) -> Any:
+        """Return the answer to a message. Each of the two sides has its own operations."""
         raise NotImplementedError
 
     def _described(self, error: BaseException) -> list[Any]:

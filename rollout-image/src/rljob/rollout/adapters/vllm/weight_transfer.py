@@ -165,7 +165,7 @@ class WorkerExtension:
     def _result(self, call: Callable[[], None]) -> dict[str, str]:
         try:
             call()
-        except Exception as error:
+        except Exception as error:  # any error is an answer: see the class
             log.exception("a call of this worker failed")
             self.weight_transfer_engine.shutdown()
             return {"digest": "", "error": f"{type(error).__name__}: {error}"}
