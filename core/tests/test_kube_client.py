@@ -1,7 +1,11 @@
-"""Errors by response, lines and events of watches, replaced credentials, backoff."""
+"""Errors by response, lines and events of watches, replaced credentials, proxies, names of servers, backoff."""
 
 import asyncio
+import contextlib
 import random
+import ssl
+import subprocess
+from dataclasses import replace
 
 import aiohttp
 import msgspec
@@ -108,3 +112,82 @@ async def test_delays_double_up_to_a_bound_and_restart_after_a_success(monkeypat
     delays.reset()
     await delays.wait()
     assert slept == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 0.5]
+
+
+async def test_requests_go_through_the_proxy_of_the_kubeconfig_with_the_credentials():
+    seen = []
+
+    async def forward(request):
+        seen.append((request.headers["Host"], request.headers["Authorization"], request.headers["User-Agent"]))
+        return web.json_response({"from": "proxy"})
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", forward)
+    async with TestServer(app) as proxy:
+        access = Access("http://api.invalid:1", token="t", proxy=str(proxy.make_url("/")))
+        async with ApiClient(access, "test") as client:
+            answer = await client.send("get", "GET", PODS.path("n", "p"), {}, aiohttp.ClientTimeout(total=5))
+    assert answer == b'{"from": "proxy"}' and seen == [("api.invalid:1", "Bearer t", "test")]
+
+
+def certificate(directory, name):
+    """Make a certificate for a name, which is its own authority; return the files of the certificate and its key."""
+    directory.mkdir()
+    path, key = directory / "tls.crt", directory / "tls.key"
+    names = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command = ["openssl", "req", "-x509", *curve, *names, "-days", "2", "-keyout", str(key), "-out", str(path)]
+    subprocess.run(command, check=True, capture_output=True)
+    return path, key
+
+
+@contextlib.asynccontextmanager
+async def https_server(path, key):
+    """Serve {} with TLS on the loopback address; yield the URL."""
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(path, key)
+
+    async def answer(request):
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
+        await site.start()
+        yield f"https://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_the_certificate_is_checked_for_the_name_of_tls_server_name(tmp_path):
+    path, key = certificate(tmp_path / "server", "api.example")
+    timeout = aiohttp.ClientTimeout(total=5)
+    async with https_server(path, key) as url:
+        named = Access(url, ssl.create_default_context(cafile=str(path)), server_name="api.example")
+        async with ApiClient(named, "test") as client:
+            assert await client.send("get", "GET", "/api", {}, timeout) == b"{}"
+        async with ApiClient(replace(named, server_name=""), "test") as client:
+            with pytest.raises(errors.UnavailableError, match="certificate"):
+                await client.send("get", "GET", "/api", {}, timeout)
+
+
+async def test_a_replaced_authority_is_read_again(tmp_path):
+    path, key = certificate(tmp_path / "server", "api.example")
+    other, _ = certificate(tmp_path / "other", "api.example")
+    authority = tmp_path / "ca.crt"
+    authority.write_bytes(other.read_bytes())
+    timeout = aiohttp.ClientTimeout(total=5)
+    async with https_server(path, key) as url:
+        tls = ssl.create_default_context(cafile=str(authority))
+        access = Access(url, tls, authority_file=authority, server_name="api.example")
+        async with ApiClient(access, "test") as client:
+            for _ in range(2):
+                with pytest.raises(errors.UnavailableError, match="certificate"):
+                    await client.send("get", "GET", "/api", {}, timeout)
+            authority.write_bytes(path.read_bytes())
+            with pytest.raises(errors.UnavailableError, match="certificate"):
+                await client.send("get", "GET", "/api", {}, timeout)
+            assert await client.send("get", "GET", "/api", {}, timeout) == b"{}"

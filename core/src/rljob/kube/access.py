@@ -81,10 +81,13 @@ class Access:
             return False
         before = self.tls.get_ca_certs(binary_form=True) if self.tls is not None else []
         try:
-            self.tls = ssl.create_default_context(cafile=str(self.authority_file))
+            found = ssl.create_default_context(cafile=str(self.authority_file))
         except OSError:
             return False
-        return self.tls.get_ca_certs(binary_form=True) != before
+        if found.get_ca_certs(binary_form=True) == before:
+            return False
+        self.tls = found
+        return True
 
 
 def in_cluster(directory: Path = SERVICE_ACCOUNT) -> Access:

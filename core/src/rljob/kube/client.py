@@ -15,6 +15,7 @@ import msgspec
 
 from rljob.kube.access import Access
 from rljob.kube.errors import UnavailableError, error_of
+from rljob.kube.http_session import open_session
 from rljob.kube.watch import split_lines
 
 STALL_SECONDS = 100.0
@@ -87,7 +88,7 @@ class ApiClient:
             async with self._open(method, path, query, timeout, body, content_type) as response:
                 answer: bytes = await response.read()
         except _CONNECTION_ERRORS as error:
-            raise await self._unavailable(verb, path, error) from error
+            raise self._unavailable(verb, path, error) from error
         self._count(verb, str(response.status))
         if response.status >= FIRST_ERROR:
             raise self._refused(response, answer)
@@ -126,7 +127,7 @@ class ApiClient:
                 async for line in split_lines(response.content):
                     yield line
         except _CONNECTION_ERRORS as error:
-            raise await self._unavailable("watch", path, error, counted=counted) from error
+            raise self._unavailable("watch", path, error, counted=counted) from error
 
     def _open(
         self,
@@ -137,13 +138,9 @@ class ApiClient:
         body: Mapping[str, Any] | None,
         content_type: str,
     ) -> Any:
-        if self._session is None:
-            # No limit: a watch keeps a connection for minutes. The caller limits requests.
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, ssl=self._access.security() or True, keepalive_timeout=60),
-                headers={"Accept": "application/json", "User-Agent": self._agent},
-            )
-        headers = self._access.headers()
+        if self._session is None or self._session.closed:
+            self._session = open_session(self._access, self._agent)
+        headers = {}
         data = None
         if body is not None:
             headers["Content-Type"] = content_type
@@ -162,12 +159,8 @@ class ApiClient:
             self._access.forget_credentials()  # the token may have been replaced before it expired
         return error_of(response.status, body, response.headers.get("Retry-After"))
 
-    async def _unavailable(
-        self, verb: str, path: str, error: BaseException, *, counted: bool = False
-    ) -> UnavailableError:
+    def _unavailable(self, verb: str, path: str, error: BaseException, *, counted: bool = False) -> UnavailableError:
         if not counted:
             self._count(verb, "error")
-        if isinstance(error, aiohttp.ClientConnectorCertificateError) and self._access.reload_authority():
-            await self.close()  # the next request uses the new certificate authority
         cause = str(error) or type(error).__name__
         return UnavailableError(0, "", f"{verb} {path}: no answer from the API server: {cause}")

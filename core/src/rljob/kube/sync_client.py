@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import base64
 import http.client
-import ipaddress
 import json
 import socket
 import ssl
 import time
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
 from rljob.kube.access import Access
 from rljob.kube.errors import AccessError, ApiError, TooManyRequestsError, UnauthorizedError, UnavailableError, error_of
+from rljob.kube.proxies import proxy_of
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 30.0
@@ -145,7 +144,7 @@ class SyncApiClient:
             AccessError: the proxy is not supported, or the client certificate cannot be used.
         """
         tls = self._security()
-        proxy = urlsplit(self._proxy())
+        proxy = urlsplit(proxy_of(self.access))
         if proxy.scheme not in ("", "http"):
             known = f"{proxy.scheme}://{proxy.hostname}"  # without a password
             raise AccessError(f"the proxy {known} is not supported; set proxy-url to an http:// proxy")
@@ -172,15 +171,6 @@ class SyncApiClient:
         except (OSError, ValueError) as error:
             raise AccessError(f"user {self.access.user} of {self.access.place}: {error}") from None
 
-    def _proxy(self) -> str:
-        """Return the URL of the proxy from the kubeconfig, else from the environment unless NO_PROXY has the host."""
-        host = self._address.hostname or ""
-        if self.access.proxy or _is_loopback(host) or _is_excluded(host):
-            found = self.access.proxy
-        else:
-            found = urllib.request.getproxies().get(self._address.scheme, "")
-        return found if not found or "://" in found else f"http://{found}"
-
 
 def unavailable(error: Exception) -> UnavailableError:
     """Return the error for a failed connection. The caller raises it ``from`` the cause."""
@@ -197,26 +187,6 @@ class _NamedHTTPSConnection(http.client.HTTPSConnection):
     def connect(self) -> None:
         http.client.HTTPConnection.connect(self)  # through the proxy if there is one
         self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._name)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _is_excluded(host: str) -> bool:
-    """Return whether NO_PROXY contains a host, or a network with the host's address."""
-    if urllib.request.proxy_bypass(host):
-        return True
-    for entry in urllib.request.getproxies().get("no", "").split(","):
-        try:
-            if ipaddress.ip_address(host) in ipaddress.ip_network(entry.strip(), strict=False):
-                return True
-        except ValueError:  # the host or the entry is a name
-            continue
-    return False
 
 
 def _authorization(proxy: SplitResult) -> dict[str, str]:
