@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -78,6 +79,8 @@ def from_layout(cluster: Cluster, tag: str = TAG) -> Installation:
 def install(cluster: Access, images: Mapping[str, str], version: str = "") -> Installation:
     """Install or upgrade both charts; another ``version`` replaces the operator's pods also with the same image name.
 
+    Installations into one cluster wait for each other: helm refuses a release on which another helm works.
+
     Raises:
         InstallError: helm failed; a partial installation remains.
     """
@@ -87,8 +90,10 @@ def install(cluster: Access, images: Mapping[str, str], version: str = "") -> In
         cluster.api.apply_object(body, "cluster")
     except ApiError as error:
         raise InstallError(f"the namespace {NAMESPACE} cannot be created: {error}") from error
-    _helm(cluster, "rljob-crds", {})
-    _helm(cluster, "rljob", values(images, version))
+    with (cluster.directory / "install.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _helm(cluster, "rljob-crds", {})
+        _helm(cluster, "rljob", values(images, version))
     return Installation(cluster, dict(images))
 
 
