@@ -47,6 +47,16 @@ def test_the_command_line_imports_only_core_and_itself() -> None:
     assert set(out.stdout.split()) <= set(shared)
 
 
+def test_only_the_entry_points_of_the_operator_import_kopf() -> None:
+    found = set()
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found |= {path.stem for name in names if name.split(".")[0] == "kopf"}
+    assert found == {"handlers", "main"}
+
+
 def test_module_names_are_unique() -> None:
     names = Counter(path.stem for path in SOURCES if path.stem not in CONVENTIONAL)
     assert [name for name, count in names.items() if count > 1] == []

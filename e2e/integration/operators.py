@@ -33,6 +33,7 @@ import aiohttp
 from rljob.kube.kubeconfig import from_kubeconfig
 from rljob.manifests.inputs import Cluster
 from rljob.operator.config import OperatorSettings
+from rljob.operator.informers import Informer
 from rljob.operator.metrics import Metrics
 from rljob.operator.object_kinds import RLJOBS
 from rljob.operator.operator_client import OperatorClient
@@ -179,6 +180,8 @@ async def running_operator(
 ) -> AsyncIterator[RunningOperator]:
     """Run an operator in this event loop; stop it gracefully afterwards, unless the test has already stopped it.
 
+    An informer feeds it with RLJobs. In a process kopf does that, but kopf ends all tasks of its event loop.
+
     Args:
         namespaces: it watches these; its lease is in the first.
         client: class of the client; a test can pass a class that injects faults.
@@ -196,6 +199,8 @@ async def running_operator(
     async with client(access, count=metrics.count_request, timeout_s=chosen.request_seconds) as kube:
         operator = Operator(kube, chosen, namespaces[0], f"test-{uuid.uuid4().hex[:8]}", metrics, planner, wall)
         stop = asyncio.Event()
+        jobs = Informer(kube, operator.caches.jobs, "", namespaces, operator.queue.add, metrics)
+        feeding = asyncio.create_task(jobs.run())
         running = RunningOperator(operator, kube, namespaces[0], asyncio.create_task(operator.run(stop)), stop)
         try:
             if synced:
@@ -207,9 +212,13 @@ async def running_operator(
                 await waiting
             yield running
         finally:
-            if not running.task.done():
-                stop.set()
-                await running.task
+            try:
+                if not running.task.done():
+                    stop.set()
+                    await running.task
+            finally:
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
 
 
 class OperatorProcess:
@@ -217,24 +226,44 @@ class OperatorProcess:
 
     Args:
         namespaces: it watches these; its lease is in the first.
-        directory: holds its configuration file and its log.
+        directory: holds its configuration file and its log, and modules with further handlers.
+        command: instead of `rljob-operator`; it reads the settings and the kubeconfig from the environment.
+        modules: further handlers.
         changes: settings, named as in the configuration file.
     """
 
-    def __init__(self, kubeconfig: Path, namespaces: Sequence[str], directory: Path, **changes: Any) -> None:
-        with socket.socket() as free:
+    def __init__(
+        self,
+        kubeconfig: Path,
+        namespaces: Sequence[str],
+        directory: Path,
+        command: Sequence[str] = (),
+        modules: Sequence[str] = (),
+        **changes: Any,
+    ) -> None:
+        with socket.socket() as free, socket.socket() as other:
             free.bind(("127.0.0.1", 0))
+            other.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
+            self.liveness: int = other.getsockname()[1]
         name = f"operator-{uuid.uuid4().hex[:8]}"
         chosen = settings(namespaces, **{"listen": f"127.0.0.1:{self.port}", **changes})
         config = directory / f"{name}.json"
         config.write_text(json.dumps(chosen.model_dump(mode="json", by_alias=True)))
         self.log = directory / f"{name}.log"
-        environment = {**os.environ, "POD_NAMESPACE": namespaces[0], "POD_NAME": name}
-        arguments = ["--config", str(config), "--kubeconfig", str(kubeconfig)]
+        environment = {
+            **os.environ,
+            "POD_NAMESPACE": namespaces[0],
+            "POD_NAME": name,
+            "RLJOB_OPERATOR_CONFIG": str(config),
+            "KUBECONFIG": str(kubeconfig),
+            "PYTHONPATH": str(directory),
+        }
+        options = [f"--liveness=http://127.0.0.1:{self.liveness}/healthz"]
+        options += [part for module in modules for part in ("-m", module)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rljob.operator.main", *arguments],
+                [sys.executable, "-m", *(command or ("rljob.operator.main", "--")), *options],
                 env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -254,12 +283,19 @@ class OperatorProcess:
         lines = [line for line in (text or "").splitlines() if line.startswith(f"{name} ")]
         return float(lines[0].split()[1]) if lines else None
 
-    async def text(self, path: str) -> str | None:
+    async def health(self) -> dict[str, Any] | None:
+        """Return what kopf's probes report; None if kopf does not answer."""
+        text = await self.text("/healthz", self.liveness)
+        return None if text is None else json.loads(text)
+
+    async def text(self, path: str, port: int = 0) -> str | None:
         """Return the body at ``path``; None unless the status is 200."""
         try:
             async with (
                 aiohttp.ClientSession() as session,
-                session.get(f"http://127.0.0.1:{self.port}{path}", timeout=aiohttp.ClientTimeout(total=5)) as response,
+                session.get(
+                    f"http://127.0.0.1:{port or self.port}{path}", timeout=aiohttp.ClientTimeout(total=5)
+                ) as response,
             ):
                 return await response.text() if response.status == 200 else None
         except (aiohttp.ClientError, OSError, TimeoutError):

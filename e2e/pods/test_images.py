@@ -23,7 +23,7 @@ LIGHT = {"operator", "coordinator", "runner", "rewards"}
 HEAVY_MODULES = ("torch", "vllm", "transformers", "triton", "nvidia", "pip", "uv")
 PROGRAMS = ("pip", "pip3", "uv", "gcc", "cc", "g++", "make", "git", "curl", "wget")
 MAINS = {
-    "operator": ("rljob.operator.main", "rljob.operator.service"),
+    "operator": ("rljob.operator.main", "rljob.operator.handlers"),
     "coordinator": ("rljob.coordinator.main", "rljob.coordinator.serve"),
     "runner": ("rljob.runner.main", "rljob.runner.app"),
     "rewards": ("rljob.rewards.main", "rljob.rewards.sdk"),

@@ -19,13 +19,13 @@ async def get(url):
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 async def test_it_serves_at_an_address_of_either_family(host):
     async with serving(app(), f"{host}:0") as port:
-        assert await get(f"http://{host}:{port}/healthz") == (200, "ok\n")
+        assert await get(f"http://{host}:{port}/readyz") == (200, "ok\n")
 
 
 async def test_without_a_host_it_serves_at_all_addresses(unused_tcp_port):
     async with serving(app(), f":{unused_tcp_port}"):
         for host in ("127.0.0.1", "[::1]"):
-            assert await get(f"http://{host}:{unused_tcp_port}/healthz") == (200, "ok\n")
+            assert await get(f"http://{host}:{unused_tcp_port}/readyz") == (200, "ok\n")
 
 
 async def test_an_address_in_use_is_an_error():
@@ -39,6 +39,5 @@ async def test_an_address_in_use_is_an_error():
 async def test_it_is_ready_when_its_caches_are_filled(ready, status):
     async with serving(app(ready), "127.0.0.1:0") as port:
         assert (await get(f"http://127.0.0.1:{port}/readyz"))[0] == status
-        assert (await get(f"http://127.0.0.1:{port}/healthz"))[0] == 200
         assert "rljob_operator" in (await get(f"http://127.0.0.1:{port}/metrics"))[1]
         assert (await get(f"http://127.0.0.1:{port}/v1/status"))[0] == 404

@@ -167,7 +167,7 @@ class Cache(Generic[T]):
         if known is not None and known.metadata.uid == uid:
             self._forget(namespace, name)
 
-    def drop(self, raw: msgspec.Raw) -> tuple[Key, ...]:
+    def drop(self, raw: bytes | msgspec.Raw) -> tuple[Key, ...]:
         """Remove an object after a DELETED event; return its job if it was here."""
         meta = self.read(raw).metadata
         self._deleted.pop(meta.uid, None)

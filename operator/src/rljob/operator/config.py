@@ -1,12 +1,11 @@
-"""Settings of the operator: a YAML or JSON file, named by --config or RLJOB_OPERATOR_CONFIG. The chart writes it."""
+"""Settings of the operator: a YAML or JSON file, which RLJOB_OPERATOR_CONFIG names. The chart writes it."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,6 +24,8 @@ _Line = Annotated[str, Field(min_length=1, max_length=1024)]
 _Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 
 
+CONFIG = "RLJOB_OPERATOR_CONFIG"
+"""Variable with the name of the file of the settings."""
 MIN_WRITE_SECONDS = 1.0
 """Writes with a shorter time-out fail on a busy API server."""
 
@@ -72,8 +73,7 @@ class OperatorSettings(Model):
     """Time-out of one request to the API server; of a write: lease.durationSeconds - lease.renewSeconds,
     if that is less."""
     listen: _Line = ":8080"
-    """host:port of /metrics, /healthz and /readyz; without a host: all addresses, of IPv4 and IPv6; port 0: a free
-    port."""
+    """host:port of /metrics and /readyz; without a host: all addresses, of IPv4 and IPv6; port 0: a free port."""
     lease: LeaseSettings = LeaseSettings()
     """Election of the leader."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -122,17 +122,23 @@ def read_settings(path: Path) -> OperatorSettings:
         raise ValueError("\n".join(f"{path}: {problem}" for problem in sentences(error, OperatorSettings))) from None
 
 
-def start_of(arguments: Sequence[str] | None = None) -> Start:
-    """Read command line, environment and settings.
+def start_of(namespaces: Collection[str] | None = None) -> Start:
+    """Read the environment and the settings that it names.
+
+    RLJOB_OPERATOR_CONFIG names the file of the settings, KUBECONFIG a kubeconfig (default: the pod's service account).
+    POD_NAME and POD_NAMESPACE are those of the pod.
+
+    Args:
+        namespaces: that kopf watches (its options -n); empty: all; None: those of the settings.
 
     Raises:
         ValueError: one of them is invalid.
     """
-    parser = argparse.ArgumentParser(prog="rljob-operator", description="Reconciles the RLJobs of a cluster.")
-    parser.add_argument("--config", default=os.environ.get("RLJOB_OPERATOR_CONFIG"), help="file of settings")
-    parser.add_argument("--kubeconfig", default=os.environ.get("KUBECONFIG"), help="outside a cluster")
-    given = parser.parse_args(arguments)
-    settings = read_settings(Path(given.config)) if given.config else OperatorSettings()
-    access = from_kubeconfig(Path(given.kubeconfig)) if given.kubeconfig else in_cluster()
+    config, kubeconfig = os.environ.get(CONFIG), os.environ.get("KUBECONFIG")
+    settings = read_settings(Path(config)) if config else OperatorSettings(namespaces=[*(namespaces or ())])
+    if namespaces is not None and {*settings.namespaces} != {*namespaces}:
+        watched = " ".join(f"-n {name}" for name in settings.namespaces) or "-A"
+        raise ValueError(f"{config}: namespaces: kopf watches other namespaces: run kopf with {watched}")
+    access = from_kubeconfig(Path(kubeconfig)) if kubeconfig else in_cluster()
     identity = f"{os.environ.get('POD_NAME') or platform.node()}_{os.urandom(4).hex()}"
     return Start(settings, access, os.environ.get("POD_NAMESPACE", "default"), identity)

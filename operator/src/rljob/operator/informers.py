@@ -1,4 +1,6 @@
-"""Keeps caches up to date while the operator runs: paged lists, then watches with bookmarks.
+"""Keeps the caches of children up to date while the operator leads: paged lists, then watches with bookmarks.
+
+RLJobs arrive by kopf (:mod:`rljob.operator.handlers`); here they are only listed, at the start and once a minute.
 
 An informer has one reflector per namespace, or one for all. Failures are retried with back-off: a watch that ends or
 stalls is restarted at its last version; a watch whose version is too old (410) is restarted with a list. Callbacks
@@ -11,12 +13,12 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from rljob.kube.errors import ApiError, GoneError
+from rljob.kube.errors import ApiError, GoneError, NotFoundError
 from rljob.kube.watch import WatchEvent, decode_event
 from rljob.manifests.names import JOB
 from rljob.operator.api_types import Child, Pod
@@ -30,8 +32,14 @@ from rljob.protocol.backoff import LAST_SECONDS, Backoff
 
 log = logging.getLogger(__name__)
 
+RESYNC_SECONDS = 60.0
+"""Interval between two lists of RLJobs."""
 WATCH_SECONDS = (240, 300)
 """Range of timeoutSeconds of watches; random, so that not all end together."""
+
+
+class TypesInstalledError(Exception):
+    """kopf looks for resource types at its start only: the process must start again."""
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
@@ -45,6 +53,84 @@ class _Page(msgspec.Struct):
 
 
 _page = msgspec.json.Decoder(_Page)
+
+
+async def list_into(client: OperatorClient, cache: Cache[Any], selector: str, namespace: str) -> tuple[set[Key], str]:
+    """Replace the content of ``cache`` by a consistent, paged list of one namespace, or of all (empty).
+
+    Returns:
+        The jobs whose objects have changed, and the resourceVersion of the list.
+    """
+    # Objects are decoded page by page, so that only one page of bytes is in memory.
+    items: list[Any] = []
+    version, token = "0", ""
+    while True:
+        page = _page.decode(await client.list(cache.resource, namespace, selector=selector, token=token))
+        version, token = page.metadata.resource_version, page.metadata.next
+        items.extend(map(cache.read, page.items or ()))
+        if not token:
+            return cache.replace(namespace, items, int(version)), version
+
+
+class JobLister:
+    """Lists the RLJobs into their cache: at the start, and then once in :data:`RESYNC_SECONDS`.
+
+    The list at the start makes the first decision of a leader know every write of the leader before. The later lists
+    find RLJobs that were deleted while kopf's watch was interrupted: kopf reports no such deletion.
+    """
+
+    def __init__(
+        self,
+        client: OperatorClient,
+        cache: Cache[CachedJob],
+        namespaces: Sequence[str],
+        on_change: Callable[[Key], None],
+    ) -> None:
+        self.cache = cache
+        self._client, self._namespaces, self._on_change = client, namespaces or ("",), on_change
+        self._synced = asyncio.Event()
+
+    async def wait_for_type(self) -> None:
+        """Return when the type RLJob exists.
+
+        Raises:
+            TypesInstalledError: it did not exist at first.
+        """
+        backoff = Backoff()
+        missing = False
+        while True:
+            try:
+                await self._client.list(self.cache.resource, self._namespaces[0], limit=1)
+            except NotFoundError:
+                missing = True
+                log.warning("the type RLJob does not exist: install the chart rljob-crds")
+            except ApiError as error:
+                log.warning("list of rljobs: %s", error)
+            else:
+                if missing:
+                    raise TypesInstalledError("the type RLJob was installed after the start of this operator")
+                return
+            await backoff.wait()
+
+    async def run(self) -> None:
+        """List again and again. Never returns."""
+        backoff = Backoff()
+        while True:
+            try:
+                for namespace in self._namespaces:
+                    for key in (await list_into(self._client, self.cache, "", namespace))[0]:
+                        self._on_change(key)
+            except (ApiError, msgspec.MsgspecError) as error:
+                log.warning("list of rljobs: %s", error)
+                await backoff.wait()
+            else:
+                self._synced.set()
+                backoff.reset()
+                await asyncio.sleep(RESYNC_SECONDS)
+
+    async def synced(self) -> None:
+        """Return when the first list is complete."""
+        await self._synced.wait()
 
 
 class Informer:
@@ -149,26 +235,10 @@ class Reflector:
             self._handle(decode_event(line))
 
     async def _list(self) -> None:
-        # Objects are decoded page by page, so that only one page of bytes is in memory.
-        items: list[Any] = []
-        version = "0"
-        async for page in self._pages():
-            version = page.metadata.resource_version
-            items.extend(map(self._cache.read, page.items or ()))
+        changed, self._version = await list_into(self._client, self._cache, self._selector, self._namespace)
         self.last_event_at = time.monotonic()
-        for key in self._cache.replace(self._namespace, items, int(version)):
+        for key in changed:
             self._on_change(key)
-        self._version = version
-
-    async def _pages(self) -> AsyncIterator[_Page]:
-        token = ""
-        while True:
-            raw = await self._client.list(self._cache.resource, self._namespace, selector=self._selector, token=token)
-            page = _page.decode(raw)
-            yield page
-            token = page.metadata.next
-            if not token:
-                return
 
     def _handle(self, event: WatchEvent) -> None:
         keys: tuple[Key, ...] = ()
@@ -182,7 +252,7 @@ class Reflector:
 
 
 class Caches:
-    """All caches of an operator and the informers that fill them.
+    """All caches of an operator and what fills them.
 
     Args:
         namespaces: to watch; all if empty.
@@ -205,14 +275,27 @@ class Caches:
             resource.kind: Cache(resource, child_reader(resource.kind)) for resource in CHILDREN
         }
         """By kind."""
+        self.job_lister = JobLister(client, self.jobs, namespaces, on_change)
         labelled: list[Cache[Any]] = [self.pods, *self.children.values()]
-        caches: list[tuple[Cache[Any], str]] = [(self.jobs, ""), *((cache, JOB) for cache in labelled)]
         self.informers = [
-            Informer(client, cache, selector, namespaces, on_pod if cache is self.pods else on_change, metrics)
-            for cache, selector in caches
+            Informer(client, cache, JOB, namespaces, on_pod if cache is self.pods else on_change, metrics)
+            for cache in labelled
         ]
+        self.sources: list[JobLister | Informer] = [self.job_lister, *self.informers]
+        """What fills the caches while the operator leads."""
+        self._on_change = on_change
+
+    def take_job(self, kind: str | None, body: Mapping[str, Any]) -> None:
+        """Store the RLJob of a watch event. ``kind``: ADDED, MODIFIED, DELETED; None for an RLJob of kopf's list."""
+        raw = msgspec.json.encode(body)
+        for key in self.jobs.drop(raw) if kind == "DELETED" else self.jobs.put(raw):
+            self._on_change(key)
+
+    def counts(self) -> dict[str, int]:
+        """Return resource → cached objects."""
+        return {source.cache.resource.plural: len(source.cache) for source in self.sources}
 
     async def synced(self) -> None:
-        """Return when the first list is complete."""
-        for informer in self.informers:
-            await informer.synced()
+        """Return when the first list of every resource is complete."""
+        for source in self.sources:
+            await source.synced()

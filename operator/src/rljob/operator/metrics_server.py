@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics of the operator."""
+"""/readyz and /metrics of the operator. kopf serves /healthz."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def build_app(metrics: Metrics, ready: Callable[[], bool]) -> Application:
 
 def _answer(method: str, path: str, metrics: Metrics, ready: Callable[[], bool]) -> tuple[int, str, bytes]:
     """Return status, content type and body of the answer to a request."""
-    if path not in ("/healthz", "/readyz", "/metrics"):
+    if path not in ("/readyz", "/metrics"):
         return 404, TEXT, b"not found\n"
     if method not in ("GET", "HEAD"):
         return 405, TEXT, b"use GET\n"
     if path == "/metrics":
         return 200, CONTENT_TYPE_LATEST, generate_latest(metrics.registry)
-    if path == "/readyz" and not ready():
+    if not ready():
         return 503, TEXT, b"the caches are not filled yet\n"
-    return 200, TEXT, b"ok\n"  # /healthz: a blocked event loop does not answer
+    return 200, TEXT, b"ok\n"
 
 
 @asynccontextmanager

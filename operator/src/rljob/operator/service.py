@@ -1,25 +1,30 @@
 """Wires the operator: it waits for the lease, fills its caches, and reconciles while it holds the lease.
 
 The caches are filled by consistent lists after the lease is acquired, so the first decision of a new leader knows every
-write of the previous one. The operator ends if any background task ends or the lease is lost.
+write of the previous one. The operator ends if any background task ends or the lease is lost. kopf runs it
+(:mod:`rljob.operator.handlers`); nothing here knows kopf.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
+import aiohttp
+
 from rljob.kube.errors import ApiError
+from rljob.kube.http_session import open_session
 from rljob.manifests.inputs import Cluster
 from rljob.operator.config import OperatorSettings, Start
 from rljob.operator.informers import Caches
-from rljob.operator.lease import Lease, LeaseLostError
+from rljob.operator.lease import Lease
 from rljob.operator.metrics import Metrics
 from rljob.operator.metrics_server import build_app, serving
+from rljob.operator.object_kinds import FIELD_MANAGER
 from rljob.operator.operator_client import FencedError, OperatorClient
 from rljob.operator.plan import Key, Observed, Plan
 from rljob.operator.planning import Rendering, plan
@@ -92,7 +97,7 @@ class Operator:
         client.limit_writes(lease.write_seconds)
         metrics.leader.set_function(lambda: float(self.lease.held))
         metrics.queue_depth.set_function(lambda: len(self.queue))
-        metrics.at_scrape(self._conditions, self._cached_counts, self._watch_ages)
+        metrics.at_scrape(self._conditions, self.caches.counts, self.watch_ages)
 
     @property
     def ready(self) -> bool:
@@ -105,12 +110,12 @@ class Operator:
         Raises:
             LeaseLostError: another operator may be the leader. The process must end.
         """
-        await _until(stop, [self.lease.acquire()])
+        await _until(stop, [self._lead()])
         if stop.is_set():
             return
         self.leading.set()
         workers = [asyncio.create_task(self._work()) for _ in range(self._workers)]
-        informers = [informer.run() for informer in self.caches.informers]
+        sources = [source.run() for source in self.caches.sources]
         try:
             await _until(
                 stop,
@@ -119,7 +124,7 @@ class Operator:
                     self._recorder.run(),
                     self._raise_worker_error(workers),
                     self._report_synced(),
-                    *informers,
+                    *sources,
                 ],
             )
             await self._finish(workers)
@@ -129,10 +134,14 @@ class Operator:
             await asyncio.gather(*workers, return_exceptions=True)
         await self.lease.release()
 
+    async def _lead(self) -> None:
+        await self.caches.job_lister.wait_for_type()
+        await self.lease.acquire()
+
     async def _report_synced(self) -> None:
         await self.caches.synced()
         self.synced.set()
-        log.info("caches are filled: %s", self._cached_counts())
+        log.info("caches are filled: %s", self.caches.counts())
         await asyncio.Event().wait()
 
     async def _work(self) -> None:
@@ -184,10 +193,8 @@ class Operator:
     def _conditions(self) -> Iterable[tuple[str, str]]:
         return self._reconciler.conditions()
 
-    def _cached_counts(self) -> dict[str, int]:
-        return {informer.cache.resource.plural: len(informer.cache) for informer in self.caches.informers}
-
-    def _watch_ages(self) -> dict[str, float]:
+    def watch_ages(self) -> dict[str, float]:
+        """Return resource → seconds since its watch received data; empty for a standby."""
         if not self.leading.is_set():
             return {}
         return {informer.cache.resource.plural: informer.age for informer in self.caches.informers}
@@ -206,30 +213,73 @@ async def _until(stop: asyncio.Event, coroutines: Iterable[Coroutine[Any, Any, A
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def serve(start: Start) -> int:
-    """Run an operator until SIGTERM or SIGINT; return the exit code."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
-    metrics = Metrics()
-    settings = start.settings
-    client = OperatorClient(
-        start.access,
-        connections=settings.connections,
-        timeout_s=settings.request_seconds,
-        count=metrics.count_request,
-    )
-    async with client:
-        operator = Operator(client, settings, start.namespace, start.identity, metrics)
-        lag = asyncio.create_task(metrics.measure_lag())
+class Service:
+    """An operator in the event loop of its process, with its client and its HTTP server.
+
+    Args:
+        start: parameters.
+        on_end: called when the operator ends although nobody has called :meth:`stop`.
+    """
+
+    def __init__(self, start: Start, on_end: Callable[[], None]) -> None:
+        self.access = start.access
+        self.metrics = Metrics()
+        settings = start.settings
+        self._client = OperatorClient(
+            start.access,
+            connections=settings.connections,
+            timeout_s=settings.request_seconds,
+            count=self.metrics.count_request,
+        )
+        self.operator = Operator(self._client, settings, start.namespace, start.identity, self.metrics)
+        self._listen, self._on_end = settings.listen, on_end
+        self._stop = asyncio.Event()
+        self._open = AsyncExitStack()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def begin(self) -> None:
+        """Start the operator and return; it waits for the Lease in the background.
+
+        Raises:
+            OSError: the address for /metrics is in use or not local.
+        """
+        await self._open.enter_async_context(self._client)
+        server = serving(build_app(self.metrics, lambda: self.operator.ready), self._listen)
+        log.info("serving /metrics at port %d", await self._open.enter_async_context(server))
+        self._tasks = [
+            asyncio.create_task(self.operator.run(self._stop)),
+            asyncio.create_task(self.metrics.measure_lag()),
+        ]
+        self._tasks[0].add_done_callback(self._ended)
+
+    def new_session(self) -> aiohttp.ClientSession:
+        """Return a session for requests of others with this operator's credentials, which are read again.
+
+        The caller closes it.
+        """
+        self.access.forget_credentials()
+        return open_session(self.access, FIELD_MANAGER)
+
+    async def stop(self) -> None:
+        """Finish the reconciles that run, release the Lease, and stop serving.
+
+        Raises:
+            LeaseLostError: another operator may be the leader. The process must end with an error.
+            FencedError: a write was not sent for this reason.
+            TypesInstalledError: the process must start again.
+        """
+        self._stop.set()
         try:
-            async with serving(build_app(metrics, lambda: operator.ready), settings.listen) as port:
-                log.info("serving /metrics at port %d", port)
-                await operator.run(stop)
-        except (LeaseLostError, FencedError) as error:
-            log.critical("%s: this process ends, so that only one operator writes", error)
-            return 1
+            if self._tasks:
+                await self._tasks[0]
         finally:
-            lag.cancel()
-    return 0
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._open.aclose()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if self._stop.is_set() or task.cancelled():
+            return
+        log.critical("%s: this process ends", task.exception())
+        self._on_end()
