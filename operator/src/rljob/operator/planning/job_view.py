@@ -37,6 +37,8 @@ class JobView:
     roles: Sequence[RenderedRole]
     wanted: Mapping[str, int]
     pods: Mapping[str, Sequence[Pod]]
+    gives_back: bool = False
+    """Elastic engines are removed, because a pod of the gang finds no resources: see :mod:`.starvation`."""
 
     @property
     def now(self) -> float:
@@ -57,17 +59,21 @@ class JobView:
         ]
 
 
-def observe(observed: Observed, job: RLJob, cluster: Cluster, attempt: Attempt, render: Render) -> JobView:
-    """Return the view of a valid job.
+def observe(
+    observed: Observed, job: RLJob, cluster: Cluster, attempt: Attempt, render: Render, gives_back: bool = False
+) -> JobView:
+    """Return the view of a valid job. ``gives_back``: see :class:`JobView`.
 
     Raises:
         ValueError: the job cannot be rendered; each line is an error.
     """
     wanted = wanted_replicas(job, {**_present_replicas(observed), **observed.scales})
+    if gives_back:
+        wanted |= {role_name("rollout", pool.name): pool.replicas.min for pool in job.spec.rollouts}
     meta = observed.metadata
     context = RenderTarget(cluster, meta.namespace, meta.uid, attempt.number, wanted)
     roles = render(job, context)
-    return JobView(observed, job, attempt, roles, wanted, pods_by_role(observed.pods, attempt.number))
+    return JobView(observed, job, attempt, roles, wanted, pods_by_role(observed.pods, attempt.number), gives_back)
 
 
 def wanted_replicas(job: RLJob, scales: Mapping[str, int]) -> dict[str, int]:

@@ -19,6 +19,7 @@ from rljob.operator.planning import (
     reasons,
     role_status,
     scale,
+    starvation,
     suspension,
     trainer,
 )
@@ -79,8 +80,11 @@ def _advance(builder: PlanBuilder, job: RLJob, cluster: Cluster, render: Render)
     """Plan for a valid job that has not ended."""
     observed, run = builder.observed, builder.status.run
     attempt = trainer.current_attempt(observed) or Attempt(started_at=builder.instant)
+    left = starvation.seconds_to_starvation(observed)
+    if left is not None and starvation.has_elastic_engines(observed):
+        builder.requeue_after(left)
     try:
-        view = observe(observed, job, cluster, attempt, render)
+        view = observe(observed, job, cluster, attempt, render, gives_back=left is not None and left <= 0)
     except ValueError as error:
         _reject_spec(builder, str(error).splitlines())
         return
@@ -124,7 +128,7 @@ def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Rend
         return
     builder.deletions.update(trainer.orphaned_jobs(observed, decision.attempt.number))
     if decision.attempt.number != attempt.number:
-        view = observe(observed, view.job, cluster, decision.attempt, render)
+        view = observe(observed, view.job, cluster, decision.attempt, render, view.gives_back)
         completion.record_pending(builder, view)
     _requeue_for_late_pods(builder, view, stage)
     blocked = bool(observed.foreign or lost) or (bool(retained) and not begun)

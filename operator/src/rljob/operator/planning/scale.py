@@ -26,6 +26,8 @@ from rljob.operator.planning.timestamps import remaining, seconds_of
 
 DRAIN_SECONDS = 60.0
 """After this time an engine is removed with its requests, which are repeated on other engines."""
+GIVE_BACK_SECONDS = 20.0
+"""The same for engines that are given back to the gang, which trains nothing meanwhile."""
 MOST_DRAINING = 1024
 """Limit of the status field; further engines are removed without draining."""
 REMOVE_FIRST_COST = -1000
@@ -122,7 +124,8 @@ def _hold_until_drained(
 ) -> dict[str, int]:
     if not lowering:
         return {}
-    left = remaining(builder.status.draining_since, DRAIN_SECONDS, builder.now) if builder.status.draining else 0.0
+    span = GIVE_BACK_SECONDS if view.gives_back else DRAIN_SECONDS
+    left = remaining(builder.status.draining_since, span, builder.now) if builder.status.draining else 0.0
     engines = _engines(builder.status.run)
     pods = {pod.metadata.name: pod for each in view.pods.values() for pod in each}
     held = {}
