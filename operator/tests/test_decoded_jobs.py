@@ -38,6 +38,10 @@ def test_errors_of_a_manifest_are_sentences():
     assert "metadata.name" in manifest.problems[0]
 
 
+def test_a_job_of_this_operator_is_not_managed_by_another_one():
+    assert not DecodedJobs().read(cached(managedBy="rljob.dev/operator"))[0].managed
+
+
 def test_managed_by_is_recognized_in_an_invalid_manifest():
     manifest, _ = DecodedJobs().read(cached(rollouts=[], managedBy="example.com/other"))
     assert manifest.managed

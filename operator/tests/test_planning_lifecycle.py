@@ -324,6 +324,12 @@ def test_a_job_that_another_controller_manages_is_left_alone():
     assert world.decide().status is None
 
 
+def test_managed_by_may_name_this_operator():
+    world = World(managedBy="rljob.dev/operator")
+    world.run_up()
+    assert world.why == "Running"
+
+
 def test_a_job_that_is_being_deleted_is_left_alone():
     world = World()
     observed = world.observe()

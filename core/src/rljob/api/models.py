@@ -23,6 +23,8 @@ from rljob.api.unsupported import unsupported
 from rljob.api.validation import problems
 
 API_VERSION: Literal["rljob.dev/v1alpha1"] = "rljob.dev/v1alpha1"
+OPERATOR = "rljob.dev/operator"
+"""Name of rljob's operator in `managedBy`."""
 NO_CLUSTER = "there is no cluster"
 KEPT = "the run directory is kept, and the coordinator ends with the run"
 
@@ -158,7 +160,12 @@ class RLJobSpec(Model):
         Annotated[Text, Field(min_length=1)] | None,
         FieldMeta(reader="operator", mutable="never", local="there is no operator"),
     ] = None
-    """Name of another controller that manages the job instead of rljob's operator."""
+    """Name of the controller that manages the job. Default: rljob's operator, whose name is `rljob.dev/operator`."""
+
+    @property
+    def managed_elsewhere(self) -> bool:
+        """Whether another controller than rljob's operator manages the job."""
+        return self.managed_by not in (None, OPERATOR)
 
     @property
     def uses_bfloat16(self) -> bool:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rljob.api.errors import ManifestError
 from rljob.api.job_status import RLJobStatus
 from rljob.api.load import validate
-from rljob.api.models import API_VERSION, RLJob
+from rljob.api.models import API_VERSION, OPERATOR, RLJob
 from rljob.operator.cache import CachedJob
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def read_manifest(cached: CachedJob) -> Manifest:
     """Return an RLJob's manifest; its errors are in ``problems``."""
     meta = cached.metadata
     spec = msgspec.json.decode(cached.spec)
-    managed = isinstance(spec, dict) and spec.get("managedBy") is not None
+    managed = isinstance(spec, dict) and spec.get("managedBy") not in (None, OPERATOR)
     data = {"apiVersion": API_VERSION, "kind": "RLJob", "metadata": {"name": meta.name}, "spec": spec}
     try:
         return Manifest(meta.generation, validate(data), (), managed)

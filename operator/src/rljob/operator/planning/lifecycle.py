@@ -39,7 +39,7 @@ def plan(observed: Observed, cluster: Cluster, render: Render = render) -> Plan:
     Pure: the same observation gives the same plan, and planning again after its execution requests nothing new.
     """
     job = observed.job
-    if observed.metadata.deletion_timestamp is not None or (job is not None and job.spec.managed_by is not None):
+    if observed.metadata.deletion_timestamp is not None or (job is not None and job.spec.managed_elsewhere):
         return Plan()
     observed = replace(observed, pods=[pod for pod in observed.pods if controller(pod) is not None])
     builder = PlanBuilder(observed, observed.status.model_copy())
