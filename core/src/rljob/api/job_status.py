@@ -36,7 +36,7 @@ processes start again."""
 class Condition(Model):
     """A Kubernetes condition (metav1.Condition)."""
 
-    type: Literal["Ready", "Initialized", "Suspended", "Complete", "Failed"]
+    type: Literal["Ready", "Initialized", "Suspended", "Complete", "Failed", "Stalled"]
     """Type of the condition."""
     status: Literal["True", "False", "Unknown"]
     """Whether the condition holds."""

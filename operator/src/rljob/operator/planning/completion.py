@@ -55,7 +55,7 @@ def clean_up(builder: PlanBuilder) -> None:
     if failed is not None and failed.status == "True":
         conditions.set_condition(builder, "Ready", False, reasons.FAILED, f"{failed.reason}: {failed.message}")
     else:
-        conditions.set_condition(builder, "Ready", False, reasons.SUCCEEDED, "the run has succeeded")
+        conditions.set_condition(builder, "Ready", True, reasons.SUCCEEDED, "the run has succeeded")
     _delete_after_ttl(builder)
 
 

@@ -11,8 +11,8 @@ from rljob.operator.plan import Event
 from rljob.operator.planning import reasons
 from rljob.operator.planning.plan_builder import PlanBuilder
 
-Type = Literal["Ready", "Initialized", "Suspended", "Complete", "Failed"]
-ORDER: Sequence[Type] = ("Ready", "Initialized", "Suspended", "Complete", "Failed")
+Type = Literal["Ready", "Initialized", "Suspended", "Complete", "Failed", "Stalled"]
+ORDER: Sequence[Type] = ("Ready", "Initialized", "Suspended", "Complete", "Failed", "Stalled")
 MAX_MESSAGE_CHARACTERS = 4096
 NORMAL = frozenset(
     {
@@ -70,15 +70,32 @@ def set_condition(builder: PlanBuilder, kind: Type, true: bool, reason: str, mes
     builder.status.conditions = [others[each] for each in ORDER if each in others]
 
 
+def set_stalled(builder: PlanBuilder) -> None:
+    """Set Stalled while only a user can help: the job has failed, or its spec is not valid.
+
+    Flux, Argo CD and `kubectl rollout`-like tools (kstatus) read Stalled=True as failed, and Ready=True as done.
+    """
+    failed, ready = find(builder.status, "Failed"), find(builder.status, "Ready")
+    if failed is not None and failed.status == "True":
+        set_condition(builder, "Stalled", True, failed.reason, failed.message)
+    elif ready is not None and ready.reason == reasons.INVALID_SPEC:
+        set_condition(builder, "Stalled", True, ready.reason, ready.message)
+    else:
+        builder.status.conditions = [each for each in builder.status.conditions if each.type != "Stalled"]
+
+
 def transitions(before: RLJobStatus, after: RLJobStatus) -> list[Event]:
     """Return an event for every condition whose status or reason has changed.
 
-    One event per transition: Ready does not repeat Complete, Failed, Suspended or Initialized.
+    One event per transition: Ready does not repeat Complete, Failed, Suspended or Initialized, and Stalled repeats one
+    of them always.
     """
     changed = [each for each in after.conditions if _differs(find(before, each.type), each)]
     events: list[Event] = []
     for condition in sorted(changed, key=lambda each: each.type == "Ready"):
         reason = condition.reason
+        if condition.type == "Stalled":
+            continue
         if condition.type == "Initialized" and (reason, condition.status) in _SILENT:
             continue
         if condition.type == "Ready" and (reason == reasons.FAILED or any(reason == each.reason for each in events)):

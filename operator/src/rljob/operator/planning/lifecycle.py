@@ -51,6 +51,7 @@ def plan(observed: Observed, cluster: Cluster, render: Render = render) -> Plan:
         _reject_spec(builder, observed.problems)
     else:
         _advance(builder, job, cluster, render)
+    conditions.set_stalled(builder)
     builder.status.ready = role_status.ready_counts(builder.status.roles)
     _skip_minor_update(builder)
     builder.events += conditions.transitions(observed.status, builder.status)
