@@ -94,7 +94,7 @@ def test_the_operator_reads_the_settings_that_the_chart_writes(program, tmp_path
         "images.registry=registry.example.com/team,images.tag=1.2,images.trainer=localhost:5000/mine@sha256:0,"
         "images.rollout=other.example.com/rollout,images.runner=own/runner:3,images.pullSecrets={pull},"
         "jobs.storage.className=fast,jobs.storage.size=2Ti,jobs.accelerator=cpu,workers=4,leaseSeconds=5,"
-        "watchNamespaces={a,b},logLevel=DEBUG,clusterDomain=example.org"
+        "watchNamespaces={a,b},logLevel=DEBUG,clusterDomain=example.org,jobs.requestsPerGPU.memory=64Gi"
     )
     config = of_kind(program.template("--set", values), "ConfigMap")
     path = tmp_path / "operator.json"
@@ -110,6 +110,7 @@ def test_the_operator_reads_the_settings_that_the_chart_writes(program, tmp_path
     assert settings.for_rendering().image_pull_secrets == ("pull",)
     assert (settings.cluster.storage_class, settings.cluster.storage_size) == ("fast", "2Ti")
     assert settings.cluster.accelerator == "cpu"
+    assert settings.for_rendering().requests_per_gpu == {"cpu": "2", "memory": "64Gi"}
     assert settings.cluster.domain == "example.org"
     assert (settings.workers, settings.namespaces, settings.log_level) == (4, ["a", "b"], "DEBUG")
     assert settings.lease.duration_seconds == 5

@@ -57,6 +57,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   "storageSize" .Values.jobs.storage.size
   "accessModes" .Values.jobs.storage.accessModes
   "accelerator" .Values.jobs.accelerator
+  "requestsPerGpu" .Values.jobs.requestsPerGPU
   "gang" .Values.jobs.gang -}}
 {{- $seconds := int .Values.leaseSeconds -}}
 {{- $lease := dict

@@ -43,6 +43,8 @@ class Cluster:
     """Device type of `accelerator: {kind: auto}`."""
     gang: Literal["none"] = "none"
     """Gang provider of jobs that set none."""
+    requests_per_gpu: Mapping[str, str] = field(default_factory=lambda: {"cpu": "2", "memory": "8Gi"})
+    """Resource → what pods of trainer and engines request of it for each GPU."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,13 @@ class Images(Model):
     rewards: _ShortText = _Defaults.images["rewards"]
 
 
+class RequestsPerGpu(Model):
+    """Requests of pods of trainer and engines for each GPU."""
+
+    cpu: Quantity = _Defaults.requests_per_gpu["cpu"]
+    memory: Quantity = _Defaults.requests_per_gpu["memory"]
+
+
 class ClusterSettings(Model):
     """The fields of :class:`~rljob.manifests.inputs.Cluster`, all optional."""
 
@@ -86,6 +95,7 @@ class ClusterSettings(Model):
     access_modes: Annotated[tuple[AccessMode, ...], Field(min_length=1, max_length=4)] = ("ReadWriteMany",)
     accelerator: Literal["nvidia", "cpu"] = _Defaults.accelerator
     gang: Literal["none"] = _Defaults.gang
+    requests_per_gpu: RequestsPerGpu = RequestsPerGpu()
 
 
 def read_cluster(data: Mapping[str, Any]) -> Cluster:
@@ -108,4 +118,5 @@ def read_cluster(data: Mapping[str, Any]) -> Cluster:
         access_modes=read.access_modes,
         accelerator=read.accelerator,
         gang=read.gang,
+        requests_per_gpu={"cpu": read.requests_per_gpu.cpu, "memory": read.requests_per_gpu.memory},
     )

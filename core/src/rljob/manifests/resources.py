@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from rljob.api.kubernetes import GPUS, Accelerator
@@ -17,7 +18,7 @@ from rljob.manifests import names
 from rljob.manifests.render_context import RenderContext, Volume
 
 REQUESTS = {"cpu": "250m", "memory": "1Gi"}
-"""Minimum requests for any model. Pods without requests are evicted first when a node runs out of memory."""
+"""Requests of a pod without GPUs. Pods without requests are evicted first when a node runs out of memory."""
 LOST_NODE_SECONDS = 30
 """Stateless pods are replaced this long after their node is lost (Kubernetes' default is five minutes)."""
 GANG = "gang"
@@ -41,13 +42,26 @@ def resources(ctx: RenderContext, role: Trainer | Rollout, devices: int) -> Reso
     if role.rdma is not None:
         limits[role.rdma.resource] = str(role.rdma.count)
     return Resources(
-        resources={"requests": dict(REQUESTS)} | ({"limits": limits} if limits else {}),
+        resources={"requests": _requests(ctx, int(limits.get(GPUS, 0)))} | ({"limits": limits} if limits else {}),
         variables={**hidden, **role.nccl},
         volumes=[_shared_memory(role.shared_memory)],
         tolerations=taints,
         # Without this policy the pod uses only its node's name server, which cannot resolve the coordinator.
         spec_fields={"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if role.host_network else {},
     )
+
+
+def _requests(ctx: RenderContext, devices: int) -> dict[str, str]:
+    """Return the requests of a pod: in proportion to its GPUs, which share a node's CPU and memory."""
+    if not devices:
+        return dict(REQUESTS)
+    return {resource: _times(quantity, devices) for resource, quantity in ctx.cluster.requests_per_gpu.items()}
+
+
+def _times(quantity: str, count: int) -> str:
+    """Return a quantity of Kubernetes (2, 0.5, 8Gi) times ``count``."""
+    number = quantity.rstrip("kMGTPEi")
+    return f"{(Decimal(number) * count).normalize():f}{quantity[len(number) :]}"
 
 
 def lost_node_tolerations() -> list[dict[str, Any]]:
