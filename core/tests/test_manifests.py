@@ -328,16 +328,12 @@ def tolerated(role):
     return [toleration["key"] for toleration in pod_of(role)["spec"].get("tolerations", ())]
 
 
-def test_a_trainer_has_the_default_tolerations_of_a_lost_node(manifest):
-    assert tolerated(roles(manifest)["trainer"]) == ["nvidia.com/gpu"]
-
-
-@pytest.mark.parametrize("role", ["rollout-main", "runner"])
-def test_engines_and_runners_are_replaced_soon_after_their_node_is_lost(manifest, role):
+@pytest.mark.parametrize("role", ["rollout-main", "runner", "trainer", "coordinator"])
+def test_pods_are_replaced_soon_after_their_node_is_lost(manifest, role):
     tolerations = pod_of(roles(manifest)[role])["spec"]["tolerations"]
     assert {
         each["key"]: each["tolerationSeconds"] for each in tolerations if each["effect"] == "NoExecute"
-    } == dict.fromkeys(("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"), 30)
+    } == dict.fromkeys(("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"), 10)
 
 
 FABRIC = {

@@ -241,7 +241,7 @@ def needed() -> Iterator[tuple[str, str, str]]:
     yield ("patch", "rljobs/status", "rljob.dev")
     yield ("update", "rljobs/finalizers", "rljob.dev")
     yield ("patch", "rljobscales/status", "rljob.dev")
-    yield from ((verb, "pods", "") for verb in (*READ, "patch"))
+    yield from ((verb, "pods", "") for verb in (*READ, "patch", "delete"))
     yield from ((verb, kind.plural, kind.group) for kind in CHILDREN for verb in (*READ, "create", "patch"))
     yield from (("delete", kind.plural, kind.group) for kind in CHILDREN if kind.plural != "persistentvolumeclaims")
     yield ("create", "secrets", "")
@@ -251,7 +251,7 @@ def needed() -> Iterator[tuple[str, str, str]]:
 FORBIDDEN = [
     *((verb, "secrets", "") for verb in (*READ, "update", "patch", "delete", "deletecollection")),
     *((verb, "rljobs", "rljob.dev") for verb in ("create", "update", "patch", "deletecollection")),
-    *((verb, "pods", "") for verb in ("create", "update", "delete")),
+    *((verb, "pods", "") for verb in ("create", "update", "deletecollection")),
     ("create", "pods/exec", ""),
     ("get", "pods/log", ""),
     ("delete", "persistentvolumeclaims", ""),

@@ -193,8 +193,8 @@ def test_after_a_lost_status_no_number_is_used_twice(world):
 def test_a_pod_on_a_lost_node_ends_the_attempt(world):
     pod = world.find("trainer-")[0]
     put(pod, metadata=replace(pod.metadata, deletion_timestamp=instant(world.now)))
-    assert world.settle().after == 30
-    world.now += 30
+    assert world.settle().after == 15
+    world.now += 15
     world.plan()
     assert world.status.trainer.number == 2
     assert world.status.trainer.charged == 0

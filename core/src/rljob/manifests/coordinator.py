@@ -8,6 +8,7 @@ from __future__ import annotations
 from rljob.api.pod_models import PORT, PORT_NAME
 from rljob.manifests.pods import PodSettings, http_probes, pod_template
 from rljob.manifests.render_context import RenderContext, RenderedRole
+from rljob.manifests.resources import lost_node_tolerations
 
 RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
 """Requests of small servers. Pods without requests are evicted first when a node runs out of memory."""
@@ -33,7 +34,11 @@ def coordinator(ctx: RenderContext) -> RenderedRole:
         serves=True,
         probes=http_probes(job.spec.failure_policy.hang_seconds),
         resources=RESOURCES,
-        spec_fields={"serviceAccountName": name, "automountServiceAccountToken": True},
+        spec_fields={
+            "serviceAccountName": name,
+            "automountServiceAccountToken": True,
+            "tolerations": lost_node_tolerations(),
+        },
         template=template,
     )
     ports = [{"name": PORT_NAME, "port": PORT, "targetPort": PORT, "protocol": "TCP"}]

@@ -17,7 +17,7 @@ from rljob.manifests.hashes import digest, of_pods
 from rljob.manifests.names import dns_name
 from rljob.manifests.pods import PodSettings, file_probes, pod_template
 from rljob.manifests.render_context import RenderContext, RenderedRole
-from rljob.manifests.resources import GANG, gang_affinity, resources, tier_label
+from rljob.manifests.resources import GANG, gang_affinity, lost_node_tolerations, resources, tier_label
 from rljob.protocol.environment import MASTER, NODE_RANK, NODES, RENDEZVOUS_ID, SEED
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
@@ -54,7 +54,7 @@ def trainer(ctx: RenderContext) -> RenderedRole:
         spec_fields={
             "restartPolicy": "Never",
             "subdomain": service,
-            **({"tolerations": [*requested.tolerations]} if requested.tolerations else {}),
+            "tolerations": [*lost_node_tolerations(), *requested.tolerations],
             **requested.spec_fields,
             **gang_affinity(ctx, GANG),
         },

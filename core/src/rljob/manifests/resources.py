@@ -19,8 +19,9 @@ from rljob.manifests.render_context import RenderContext, Volume
 
 REQUESTS = {"cpu": "250m", "memory": "1Gi"}
 """Requests of a pod without GPUs. Pods without requests are evicted first when a node runs out of memory."""
-LOST_NODE_SECONDS = 30
-"""Stateless pods are replaced this long after their node is lost (Kubernetes' default is five minutes)."""
+LOST_NODE_SECONDS = 10
+"""Pods are replaced this long after Kubernetes has declared their node lost, which takes up to 50 seconds. Kubernetes'
+default is five minutes."""
 GANG = "gang"
 ELASTIC = "elastic"
 

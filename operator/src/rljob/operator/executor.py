@@ -272,12 +272,16 @@ class Executor:
         kind, name = ref
         cache = self._caches.pods if kind == PODS.kind else self._caches.children[kind]
         known = cache.find(meta.namespace, name)
-        if known is not None and known.metadata.uid == uid and known.metadata.deletion_timestamp is not None:
+        lost = kind == PODS.kind
+        terminates = known is not None and known.metadata.uid == uid and known.metadata.deletion_timestamp is not None
+        if terminates and not lost:
             return
         if memo.backing_off(ref, self._clock()):
             return
         try:
-            answer = await self._client.delete(cache.resource, meta.namespace, name, uid)
+            answer = await self._client.delete(
+                cache.resource, meta.namespace, name, uid, grace_seconds=0 if lost else None
+            )
         except NotFoundError:
             cache.deleted(meta.namespace, name, uid)
         except ConflictError:

@@ -113,9 +113,14 @@ class OperatorClient:
         query = {"fieldManager": FIELD_MANAGER}
         return await self._request("patch", "PATCH", resource, namespace, name, subresource, query, body, MERGE_PATCH)
 
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> bytes:
-        """Delete the object with this uid; the garbage collector deletes its dependents."""
-        body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+    ) -> bytes:
+        """Delete the object with this uid; the garbage collector deletes its dependents. ``grace_seconds``: 0 deletes a
+        pod without waiting for its kubelet."""
+        body: dict[str, Any] = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
         return await self._request("delete", "DELETE", resource, namespace, name, body=body)
 
     def watch(

@@ -75,7 +75,7 @@ class Plan:
     """Objects that must exist: created if missing, applied if the hash of their role or their content has changed,
     replicas set. Objects that are neither here nor in ``deletions`` are left unchanged."""
     deletions: Sequence[tuple[Ref, str]] = ()
-    """Child and its uid; background propagation."""
+    """Child and its uid; background propagation. A pod is on a lost node, and is deleted without its kubelet."""
     pod_costs: Mapping[str, int] = field(default_factory=dict)
     """Pod name → controller.kubernetes.io/pod-deletion-cost, to be set before replicas are lowered."""
     status: RLJobStatus | None = None

@@ -132,6 +132,11 @@ def role_of(child: Child) -> str:
     return child.metadata.labels.get(ROLE, "")
 
 
+def role_of_pod(pod: Pod) -> str:
+    """Return the role that a pod belongs to."""
+    return pod.metadata.labels.get(ROLE, "")
+
+
 def workloads(observed: Observed) -> list[Child]:
     """Return the job's workloads without those with a deletionTimestamp, by kind and name."""
     return [

@@ -15,6 +15,7 @@ from rljob.operator.planning import (
     completion,
     conditions,
     initializer_stage,
+    lost_nodes,
     readiness,
     reasons,
     role_status,
@@ -128,6 +129,7 @@ def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Rend
         status.roles = _count_exit(status.roles, decision)
         return
     builder.deletions.update(trainer.orphaned_jobs(observed, decision.attempt.number))
+    lost_nodes.delete_lost_coordinator(builder)
     if decision.attempt.number != attempt.number:
         view = observe(observed, view.job, cluster, decision.attempt, render, view.gives_back)
         completion.record_pending(builder, view)

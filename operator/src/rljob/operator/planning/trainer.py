@@ -28,6 +28,7 @@ from rljob.operator.planning.container_exits import (
     with_log_end,
 )
 from rljob.operator.planning.job_view import DISRUPTED, condition, controller, is_disrupted, role_of
+from rljob.operator.planning.lost_nodes import seconds_until_lost
 from rljob.operator.planning.timestamps import age, instant, remaining, seconds_of
 
 MAX_BACK_OFF_SECONDS = 60.0
@@ -35,8 +36,6 @@ FORGIVENESS_SECONDS = 600.0
 """Seconds of work of an attempt that offset one earlier failure."""
 QUICK_END_SECONDS = 10.0
 """The attempt after a free end within this time is backed off too, as the cause may repeat."""
-LOST_SECONDS = 30.0
-"""Seconds after the end of its grace period after which the node of a remaining pod counts as lost."""
 DONE_GRACE_SECONDS = 30.0
 """Seconds that the coordinator has to report the end of the run after the trainer exited with code 0."""
 MAX_CAUSE_CHARACTERS = 1000
@@ -216,7 +215,7 @@ def _ended(job: Child, pods: Sequence[Pod], now: float) -> AttemptEnd | None:
     done = condition(job, "Complete", "SuccessCriteriaMet")
     if done is not None and age(done.get("lastTransitionTime"), now) >= DONE_GRACE_SECONDS:
         return AttemptEnd("charged", "exit code 0 before the end of the run", _time_of(done, now), "exit code 0")
-    lost = next((pod for pod in pods if _seconds_until_lost(pod, now) <= 0), None)
+    lost = next((pod for pod in pods if seconds_until_lost(pod, now) <= 0), None)
     if lost is not None:
         return AttemptEnd("free", f"pod {lost.metadata.name} on node {lost.spec.node_name} is lost", now, "node lost")
     return None
@@ -254,15 +253,8 @@ def _time_of(condition: dict[str, Any], now: float) -> float:
     return now if at is None else at
 
 
-def _seconds_until_lost(pod: Pod, now: float) -> float:
-    """Return the seconds until a pod with a deletionTimestamp counts as lost."""
-    if pod.metadata.deletion_timestamp is None or pod.status.phase in ("Failed", "Succeeded"):
-        return math.inf
-    return remaining(pod.metadata.deletion_timestamp, LOST_SECONDS, now)
-
-
 def _next_deadline(job: Child, pods: Sequence[Pod], now: float) -> float:
-    delays = [_seconds_until_lost(pod, now) for pod in pods]
+    delays = [seconds_until_lost(pod, now) for pod in pods]
     done = condition(job, "Complete", "SuccessCriteriaMet")
     if done is not None:
         delays.append(remaining(done.get("lastTransitionTime"), DONE_GRACE_SECONDS, now))
