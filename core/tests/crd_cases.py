@@ -87,6 +87,8 @@ GOOD = [
         "",
     ),
     Case("one sample per prompt with GRPO", ("spec.training.samplesPerPrompt=1",), ""),
+    Case("a schedule", ("spec.trainer.optimizer={schedule: cosine, scheduleSteps: 9, finalRatio: 0.1}",), ""),
+    Case("a schedule with decay", ("spec.trainer.optimizer={schedule: wsd, scheduleSteps: 9, decaySteps: 9}",), ""),
     Case(
         "one sample per prompt with Dr. GRPO and another advantage",
         ("spec.training.samplesPerPrompt=1", "spec.algorithm={preset: dr_grpo, advantage: 'mine:advantage'}"),
@@ -230,6 +232,41 @@ FIELDS = [
         "algorithm.overlongBuffer: 8 is not below sampling.maxTokens of task",
         "",
         MANY,
+    ),
+    Case(
+        "a constant schedule with a length",
+        ("spec.trainer.optimizer.scheduleSteps=9",),
+        "schedule constant does not read it; remove it, or set another schedule",
+    ),
+    Case(
+        "a constant schedule with another rate at its end",
+        ("spec.trainer.optimizer.finalRatio=0.1",),
+        "schedule constant does not read it; remove it, or set another schedule",
+    ),
+    Case(
+        "a schedule without a length",
+        ("spec.trainer.optimizer.schedule=linear",),
+        "needs it; set it, usually to training.steps",
+    ),
+    Case(
+        "a schedule that ends in the warm-up",
+        ("spec.trainer.optimizer={schedule: linear, scheduleSteps: 9, warmupSteps: 9}",),
+        "is not more than warmupSteps",
+    ),
+    Case(
+        "a decay longer than its schedule",
+        ("spec.trainer.optimizer={schedule: wsd, scheduleSteps: 9, warmupSteps: 1, decaySteps: 9}",),
+        "is more than scheduleSteps − warmupSteps; lower it",
+    ),
+    Case(
+        "a schedule without its decay",
+        ("spec.trainer.optimizer={schedule: wsd, scheduleSteps: 9}",),
+        "schedule wsd needs it",
+    ),
+    Case(
+        "a decay without its schedule",
+        ("spec.trainer.optimizer={schedule: cosine, scheduleSteps: 9, decaySteps: 3}",),
+        "only schedule wsd reads it; remove it, or set schedule: wsd",
     ),
     Case(
         "one sample per prompt with DAPO",

@@ -247,8 +247,21 @@ ROWS: dict[str, Outcome] = {
     "spec.trainer.optimizer.betas": Shows(c.trained, [0.5, 0.9]),
     "spec.trainer.optimizer.epsilon": Shows(c.trained, 1e-2),
     "spec.trainer.optimizer.weightDecay": Shows(c.trained, 1.0, given(trainer__optimizer__learningRate=1e-2)),
+    "spec.trainer.optimizer.decayed": Shows(
+        c.trained, "matrices", given(trainer__optimizer__learningRate=1e-2, trainer__optimizer__weightDecay=1.0)
+    ),
     "spec.trainer.optimizer.maxGradNorm": Shows(c.trained, 1e-3, given(trainer__optimizer__epsilon=1e-2)),
     "spec.trainer.optimizer.warmupSteps": Shows(c.trained, 10),
+    "spec.trainer.optimizer.schedule": Shows(c.trained, "linear", also=("spec.trainer.optimizer.scheduleSteps=2",)),
+    "spec.trainer.optimizer.scheduleSteps": Shows(
+        c.trained, 4, given(trainer__optimizer={"schedule": "linear", "scheduleSteps": 2})
+    ),
+    "spec.trainer.optimizer.decaySteps": Shows(
+        c.trained, 3, given(trainer__optimizer={"schedule": "wsd", "scheduleSteps": 3, "decaySteps": 2})
+    ),
+    "spec.trainer.optimizer.finalRatio": Shows(
+        c.trained, 0.5, given(trainer__optimizer={"schedule": "linear", "scheduleSteps": 2})
+    ),
     "spec.trainer.optimizer.offload": Shows(c.planned, True, given(trainer__accelerator__kind="nvidia")),
     "spec.rollouts.name": Shows(c.commands, "other"),
     "spec.rollouts.model": Changed("judge"),

@@ -18,6 +18,7 @@ from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.process_group import World
 
 DECAYED = OPTIMIZER_SETTINGS | {"weightDecay": 0.1}
+SCHEDULED = DECAYED | {"decayed": "matrices", "warmupSteps": 1, "schedule": "cosine", "scheduleSteps": 4}
 
 
 def as_on_a_gpu() -> Any:
@@ -51,7 +52,7 @@ def trained_and_resumed(
 @pytest.mark.parametrize(("size", "lora"), [(1, None), (2, {"rank": 4})])
 def test_an_offloaded_optimizer_gives_the_bits_of_one_on_the_device(model_directory, job, batch, tmp_path, size, lora):
     plain, offloaded = (
-        job(trainer={"lora": lora, "microbatchTokens": 60, "optimizer": DECAYED | {"offload": offload}})
+        job(trainer={"lora": lora, "microbatchTokens": 60, "optimizer": SCHEDULED | {"offload": offload}})
         for offload in (False, True)
     )
     steps = [batch(seed, step=seed) for seed in range(3)]
@@ -81,3 +82,23 @@ def test_on_a_cpu_offload_copies_nothing(model_directory, world):
     backend = FsdpBackend(model_directory, settings, world)
     shards = {name: parameter.to_local().data_ptr() for name, parameter in backend._trained.items()}
     assert {name: local.data_ptr() for name, local in backend._optimizer.local.items()} == shards
+
+
+@pytest.mark.parametrize("decayed", ["all", "matrices"])
+def test_weight_decay_applies_to_the_chosen_parameters_alone(model_directory, world, decayed):
+    settings = {"learningRate": 0.1, "weightDecay": 0.5, "decayed": decayed}
+    backend = FsdpBackend(model_directory, Trainer.model_validate({"dtype": "float32", "optimizer": settings}), world)
+    before = {name: tensor.clone() for name, tensor in backend.named_tensors()}
+    zero = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
+    backend._optimizer.update(0, zero)
+    norms_and_biases = {name for name in before if "norm" in name or name.endswith("bias")}
+    assert 5 < len(norms_and_biases) < len(before)
+    for name, tensor in backend.named_tensors():
+        kept = decayed == "matrices" and name in norms_and_biases
+        torch.testing.assert_close(tensor, before[name] * (1.0 if kept else 0.95), rtol=1e-6, atol=0)
+
+
+def test_a_bias_of_experts_is_no_matrix():
+    matrix = torch.zeros(4, 3)
+    assert not sharded_adamw.is_matrix("model.layers.0.mlp.experts.down_proj_bias", matrix)
+    assert sharded_adamw.is_matrix("model.embed_tokens.weight", matrix)

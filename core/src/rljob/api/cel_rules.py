@@ -299,11 +299,50 @@ def _settings() -> Iterator[CelRule]:
         "does not divide nodes × processesPerNode; every copy of the model needs the same number of processes",
         ".parallelism.replicate",
     )
+    yield from _schedule()
     yield CelRule(
         "spec.network.egress",
         "self.policy == 'Listed' || self.to.size() == 0",
         "policy Any allows all destinations; set policy: Listed, or remove it",
         ".to",
+    )
+
+
+def _schedule() -> Iterator[CelRule]:
+    """Yield the rules for the learning rate."""
+    at = "spec.trainer.optimizer"
+    for field, given in (("scheduleSteps", "has(self.scheduleSteps)"), ("finalRatio", "self.finalRatio > 0.0")):
+        message = "schedule constant does not read it; remove it, or set another schedule"
+        yield CelRule(at, f"self.schedule != 'constant' || !({given})", message, f".{field}")
+    yield CelRule(
+        at,
+        "self.schedule == 'constant' || has(self.scheduleSteps)",
+        "every schedule except constant needs it; set it, usually to training.steps",
+        ".scheduleSteps",
+    )
+    yield CelRule(
+        at,
+        "!has(self.scheduleSteps) || self.scheduleSteps > self.warmupSteps",
+        "is not more than warmupSteps; raise it",
+        ".scheduleSteps",
+    )
+    yield CelRule(
+        at,
+        "!has(self.scheduleSteps) || !has(self.decaySteps) || self.decaySteps <= self.scheduleSteps - self.warmupSteps",
+        "is more than scheduleSteps − warmupSteps; lower it",
+        ".decaySteps",
+    )
+    yield CelRule(
+        at,
+        "self.schedule != 'wsd' || has(self.decaySteps)",
+        "schedule wsd needs it; set the number of steps in which the learning rate falls",
+        ".decaySteps",
+    )
+    yield CelRule(
+        at,
+        "self.schedule == 'wsd' || !has(self.decaySteps)",
+        "only schedule wsd reads it; remove it, or set schedule: wsd",
+        ".decaySteps",
     )
 
 

@@ -101,17 +101,29 @@ class Optimizer(Model):
     """AdamW."""
 
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 1e-6
-    """Learning rate, constant after the warm-up."""
+    """Highest learning rate: that after the warm-up."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Decay of the first and second moment."""
     epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Added to the denominator."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Decoupled weight decay."""
+    decayed: Literal["all", "matrices"] = "all"
+    """Parameters that `weightDecay` applies to: `all`, as in verl, or `matrices`: neither norms nor biases, as in
+    TRL."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """The global gradient norm is clipped to this."""
     warmup_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Steps over which the learning rate rises linearly from 0."""
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    """Learning rate after the warm-up: `constant`; `linear` and `cosine`: falls until `scheduleSteps`; `wsd` (warm-up,
+    stable, decay): constant, then falls linearly in the last `decaySteps` of `scheduleSteps`."""
+    schedule_steps: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """Steps of the schedule, warm-up included; usually `training.steps`. Later steps have the rate of its end."""
+    decay_steps: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """Last steps of `schedule: wsd`, in which the learning rate falls."""
+    final_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Learning rate at the end of the schedule, as a share of `learningRate`."""
     offload: bool = False
     """Keep the moments, and a copy of the trained weights, in the memory of the host, and compute AdamW there. It saves
     8 bytes per trained parameter on the GPUs and takes longer. No effect on a CPU, whose memory is the host's."""

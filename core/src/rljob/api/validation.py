@@ -10,6 +10,7 @@ from rljob.api.algorithm_checks import algorithm_problems
 from rljob.api.engine_registry import refused
 from rljob.api.kubernetes import GPUS
 from rljob.api.model_address import HUB_FORM, S3_FORM, parse_address
+from rljob.api.optimizer_checks import optimizer_problems
 from rljob.api.pod_models import MAIN
 from rljob.api.rewards import REWARDS
 from rljob.api.tasks import SOURCES
@@ -34,6 +35,7 @@ def problems(spec: RLJobSpec) -> Iterator[str]:
     yield from _rollouts(spec)
     yield from _purposes(spec)
     yield from algorithm_problems(spec)
+    yield from optimizer_problems(spec.trainer.optimizer)
     yield from _parallelism(spec.trainer)
     yield from _storage(spec)
     yield from _replicas(spec)

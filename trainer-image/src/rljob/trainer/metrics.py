@@ -37,6 +37,7 @@ METRICS: dict[str, str] = {
     "clip_fraction_high": "those with a ratio above 1, held by a clip or by dualClip",
     "ratio_mean": "probability ratio in the loss (its denominator is algorithm.ratio's): mean over tokens",
     "ratio_max": "its largest value, at most e^20",
+    "ratio_distance": "|ratio − 1|: mean over tokens; 0 where clips have no effect",
     "logprob_diff_mean": "|l_old − l_mu| in nats: mean over tokens",
     "logprob_diff_max": "its largest value",
     "kl_k1": "KL(engine ‖ trainer) in nats a token, estimated by the mean of l_mu − l_old",
@@ -67,7 +68,7 @@ METRICS: dict[str, str] = {
 NO_ADVANTAGE = 1e-6  # equal rewards give advantages of 0 except for rounding
 
 SUMS = (
-    *("loss", "tokens", "clipped_low", "clipped_high", "ratio", "correction", "masked", "entropy"),
+    *("loss", "tokens", "clipped_low", "clipped_high", "ratio", "distance", "correction", "masked", "entropy"),
     *("tokens_old", "abs", "k1", "k3", "weight", "weight_squared", "logprob", "tokens_current", "abs_current"),
 )
 
@@ -126,7 +127,7 @@ class TokenStatistics:
         clipped_BK = objective.clipped_BK & mask_BK
         count, zero = mask_BK.sum(dtype=torch.float64), torch.zeros_like(self.sums[0])
         sums = [loss.double(), count, (clipped_BK & (ratio_BK < 1)).sum(), (clipped_BK & (ratio_BK > 1)).sum()]
-        sums.append(ratio_BK.sum())
+        sums += [ratio_BK.sum(), (ratio_BK - 1).abs().where(mask_BK, 0.0).sum()]
         sums += [count, zero] if weights_BK is None else [weights_BK.sum(), (mask_BK & (weights_BK == 0)).sum()]
         sums.append(zero if entropy_BK is None else entropy_BK.sum(dtype=torch.float64))
         self.has_entropy = entropy_BK is not None
@@ -166,6 +167,7 @@ class TokenStatistics:
             "clip_fraction_high": total["clipped_high"] / n,
             "ratio_mean": total["ratio"] / n,
             "ratio_max": ratio_max,
+            "ratio_distance": total["distance"] / n,
             "logprob_diff_mean": total["abs"] / n_old,
             "logprob_diff_max": logprob_diff_max,
             "kl_k1": total["k1"] / n_old,

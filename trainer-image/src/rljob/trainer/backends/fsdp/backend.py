@@ -114,7 +114,7 @@ class FsdpBackend:
         """Clip the gradient, apply AdamW, clear the gradient.
 
         Args:
-            step: training step, for the warm-up.
+            step: training step, for the learning rate.
 
         A gradient that is not finite changes neither weights nor moments.
         """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from rljob.api.roles import Optimizer
 from rljob.trainer.backends.base import OptimizerUpdate
 from rljob.trainer.checkpoint import read_optimizer_tensor, read_state
+from rljob.trainer.learning_rate import learning_rate
 from rljob.trainer.process_group import World
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -38,15 +40,22 @@ class ShardedAdamW:
         self.local = {name: torch.nn.Parameter(self._placed(p.to_local())) for name, p in parameters.items()}
         """What AdamW changes: the shards, or with offload copies of them in the memory of the host."""
         self._adamw = torch.optim.AdamW(
-            list(self.local.values()),
+            self._groups(),
             lr=settings.learning_rate,
             betas=settings.betas,
             eps=settings.epsilon,
-            weight_decay=settings.weight_decay,
             foreach=not self._offloads,  # the same operations; foreach needs temporary tensors over all parameters
         )
         self.state = self._adamw.state
         self.updates = 0  # also AdamW's step count
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Return AdamW's groups of parameters: with weight decay and without."""
+        parts: dict[float, list[torch.nn.Parameter]] = {}
+        for name, parameter in self._parameters.items():
+            decayed = self._settings.decayed == "all" or is_matrix(name, parameter)
+            parts.setdefault(self._settings.weight_decay if decayed else 0.0, []).append(self.local[name])
+        return [{"params": parameters, "weight_decay": decay} for decay, parameters in parts.items()]
 
     def _placed(self, shard: Tensor) -> Tensor:
         """Return a shard where AdamW computes: the shard itself, or a copy on the host."""
@@ -56,7 +65,7 @@ class ShardedAdamW:
         """Clip the gradient in place and apply AdamW; see :meth:`Backend.update`.
 
         Args:
-            step: training step, for the warm-up.
+            step: training step, for the learning rate.
             gradients: this rank's shards by name.
         """
         norm = self._clip(list(gradients.values()))
@@ -65,7 +74,8 @@ class ShardedAdamW:
         if finite:
             for name, gradient in gradients.items():
                 self.local[name].grad = self._placed(gradient)
-            self._adamw.param_groups[0]["lr"] = rate
+            for group in self._adamw.param_groups:
+                group["lr"] = rate
             self._adamw.step()
             self.updates += 1
             self._copy_back()
@@ -114,9 +124,9 @@ def is_apart(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def learning_rate(settings: Optimizer, step: int) -> float:
-    """Return the learning rate of a 0-based training step: linear warm-up, then constant."""
-    return settings.learning_rate * min(1.0, (step + 1) / max(1, settings.warmup_steps))
+def is_matrix(name: str, parameter: Tensor) -> bool:
+    """Return whether a parameter is neither a norm nor a bias; biases of experts have two dimensions."""
+    return parameter.ndim >= 2 and "bias" not in name.rpartition(".")[2]
 
 
 def read_shard(checkpoint: Path, name: str, parameter: DTensor) -> Tensor:
