@@ -25,7 +25,7 @@ from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
 from rljob.trainer.algorithms.aggregation import masked_sum
 from rljob.trainer.algorithms.corrections.base import Correction, CorrectionInputs, correction_weights
 from rljob.trainer.algorithms.needs import failure, load_function, needs
-from rljob.trainer.algorithms.objectives.base import Objective, ObjectiveFunction, ObjectiveInputs
+from rljob.trainer.algorithms.objectives.base import ObjectiveFunction, ObjectiveInputs
 from rljob.trainer.algorithms.stabilizers import shape_rewards, shape_tokens, stabilize
 from rljob.trainer.backends.base import Backend, Loss, Output
 from rljob.trainer.batch import Batch, Microbatch, MicrobatchInputs, Row, at_targets, lay_out
@@ -268,7 +268,7 @@ class PolicyLoss:
                 entropy_BK=entropy_BK,
             )
         )
-        _check_objective(objective, tokens.mask_BK)
+        objective.check(tokens.mask_BK)
         values_BK, weights_BK = objective.values_BK, None
         if self._correction is not None:
             assert old_BK is not None, "score() computes them for a correction"
@@ -297,14 +297,3 @@ class PolicyLoss:
                 algorithm=self._algorithm,
             ),
         )
-
-
-def _check_objective(objective: Objective, mask_BK: Tensor) -> None:
-    for name in ("values_BK", "ratio_BK", "clipped_BK"):
-        returned, expected = tuple(getattr(objective, name).shape), tuple(mask_BK.shape)
-        if returned != expected:
-            raise ValueError(f"it returned {name} of shape {returned} for tokens of shape {expected}")
-    if objective.clipped_BK.dtype != torch.bool:
-        raise ValueError(f"it returned clipped_BK of type {objective.clipped_BK.dtype}; it must be bool")
-    if not objective.values_BK.requires_grad:
-        raise ValueError("it returned values_BK without a gradient; they must depend on logprobs_BK")

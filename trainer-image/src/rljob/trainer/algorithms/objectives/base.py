@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 
 from rljob.api.algorithm import Algorithm
@@ -65,6 +66,24 @@ class Objective:
     values_BK: Tensor
     ratio_BK: Tensor  # without gradient; ones if the objective has no ratio
     clipped_BK: Tensor  # bool, without gradient
+
+    def check(self, mask_BK: Tensor) -> None:
+        """Check shapes and types.
+
+        Args:
+            mask_BK: of the inputs.
+
+        Raises:
+            ValueError: a tensor has another shape or type, or the values have no gradient.
+        """
+        for name in ("values_BK", "ratio_BK", "clipped_BK"):
+            returned, expected = tuple(getattr(self, name).shape), tuple(mask_BK.shape)
+            if returned != expected:
+                raise ValueError(f"it returned {name} of shape {returned} for tokens of shape {expected}")
+        if self.clipped_BK.dtype != torch.bool:
+            raise ValueError(f"it returned clipped_BK of type {self.clipped_BK.dtype}; it must be bool")
+        if not self.values_BK.requires_grad:
+            raise ValueError("it returned values_BK without a gradient; they must depend on logprobs_BK")
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -1,0 +1,121 @@
+"""Compares an advantage estimator with a reference in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rljob.api.algorithm import Algorithm
+from rljob.protocol.messages import BatchSample
+from rljob.testing.random_samples import Floats, ReferenceSample, compare, random_samples, resolved
+from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
+from rljob.trainer.algorithms.needs import load_function, needs_of
+from rljob.trainer.batch import Row
+from rljob.trainer.process_group import World
+from rljob.trainer.scores import Scores
+
+AdvantageReference: TypeAlias = Callable[[Sequence[ReferenceSample], Algorithm], Sequence[Floats | float]]
+"""(samples of the batch, resolved spec.algorithm) → advantage of each sample: one number, or one of each token (T,)."""
+PROMPT = 2
+ADVANTAGE, SAME = 1e-10, 1e-9
+
+
+def check_advantage(reference: AdvantageReference, fields: Mapping[str, Any], seeds: int = 5) -> None:
+    """Check the advantage of an algorithm on random batches: groups of one to four members, samples of several turns.
+
+    The advantage of each token equals that of the reference within 1e-10, and does not depend on the order of the
+    groups.
+
+    Args:
+        reference: of a whole batch.
+        fields: ``spec.algorithm``, as in a manifest; ``advantage`` names the function.
+        seeds: number of random batches.
+
+    Raises:
+        AssertionError: the advantage differs; the message names the first token.
+        ValueError: the fields are wrong, or the estimator returns another shape.
+    """
+    algorithm = resolved(fields)
+    for seed in range(seeds):
+        samples = random_samples(seed)
+        found = estimate(algorithm, samples)
+        expected = reference(samples, algorithm)
+        if len(expected) != len(samples):
+            raise AssertionError(f"the reference returned {len(expected)} advantages for {len(samples)} samples")
+        for i, sample in enumerate(samples):
+            each_T = np.broadcast_to(np.asarray(expected[i], np.float64), sample.logprobs_T.shape)
+            compare("the advantage", found[i], each_T, ADVANTAGE, i, seed)
+        order = sorted(range(len(samples)), key=lambda i: samples[i].group, reverse=True)
+        moved = estimate(algorithm, [samples[i] for i in order])
+        for i, advantages_T in zip(order, moved, strict=True):
+            compare("with the groups in another order, the advantage", advantages_T, found[i], SAME, i, seed)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Scores whose log-probabilities are known."""
+
+    rows: Mapping[int, Row]
+    old: Mapping[int, Floats]
+
+    def old_by_row(self) -> dict[int, NDArray[np.float32]]:
+        """See :meth:`rljob.trainer.scores.Scores.old_by_row`."""
+        if not self.old:
+            raise ValueError("there are no old log-probabilities; declare @requires(old=True)")
+        return {i: at_tokens(row, self.old[i]).astype(np.float32) for i, row in self.rows.items()}
+
+
+def at_tokens(row: Row, values_T: Floats) -> Floats:
+    """Return values of the model's tokens as an array of all tokens (L,), 0 elsewhere."""
+    values_L = np.zeros(len(row.mask_L))
+    values_L[row.mask_L] = values_T
+    return values_L
+
+
+def estimate(algorithm: Algorithm, samples: Sequence[ReferenceSample]) -> list[Floats]:
+    """Return the advantages of the model's tokens (T,) of each sample.
+
+    Raises:
+        ValueError: an array has another shape.
+    """
+    estimator: Estimator = load_function(algorithm, "advantage")
+    batch = [
+        BatchSample(
+            sample=f"{sample.group}.{i}",
+            group=sample.group,
+            reward=sample.reward,
+            prompt_tokens=PROMPT,
+            response_tokens=len(sample.turns_T),
+            total_tokens=PROMPT + len(sample.turns_T) + int(sample.turns_T[-1]),
+            min_version=0,
+            temperature=1.0,
+            max_tokens=sample.max_tokens,
+        )
+        for i, sample in enumerate(samples)
+    ]
+    rows = {i: _row(sample) for i, sample in enumerate(samples)}
+    rewards = {i: row.rewards_L for i, row in rows.items()}
+    old = {i: sample.old_T for i, sample in enumerate(samples)} if needs_of(estimator).old else {}
+    world = World(0, 1, torch.device("cpu"), cast("Any", None), dp_rank=0, dp_size=1)
+    scores = cast("Scores", _Known(rows, old))
+    found = estimator(AdvantageInputs(0, batch, rows, rewards, scores, world, algorithm))
+    for i, row in rows.items():
+        if np.shape(found[i]) != row.mask_L.shape:
+            raise ValueError(f"it returned an array of shape {np.shape(found[i])} for {len(row.mask_L)} tokens")
+    return [np.asarray(found[i], np.float64)[row.mask_L] for i, row in rows.items()]
+
+
+def _row(sample: ReferenceSample) -> Row:
+    """Return the tokens of a sample: a prompt, then turns with one token of an observation between them."""
+    places_T = PROMPT + np.arange(len(sample.turns_T)) + sample.turns_T
+    mask_L = np.zeros(int(places_T[-1]) + 1, np.bool_)
+    mask_L[places_T] = True
+    ends = tuple(int(place) + 1 for place in places_T[:-1][np.diff(sample.turns_T) > 0])
+    row = Row(np.zeros(len(mask_L), np.int64), np.zeros(len(mask_L), np.float32), mask_L, np.zeros(len(mask_L)), ends)
+    row.rewards_L[mask_L] = sample.rewards_T
+    return row

@@ -1,0 +1,112 @@
+"""Random samples, on which a function of an algorithm is compared with a reference in NumPy.
+
+Shapes: T the model's tokens of a sample, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rljob.api.algorithm import Algorithm
+from rljob.api.algorithm_presets import fill
+
+Floats = NDArray[np.float64]
+MAX_TOKENS = 16
+GROUPS = {"a": 3, "b": 1, "c": 4, "d": 2}
+"""Group → members. The rewards of d are equal."""
+
+
+@dataclass(frozen=True)
+class ReferenceSample:
+    """What a reference knows of one sample. All arrays are float64, with one entry for each of the model's tokens."""
+
+    group: str
+    reward: float
+    max_tokens: int
+    logprobs_T: Floats  # of the policy in training; the gradient is by these
+    fixed_T: Floats  # the same numbers, for terms without gradient
+    old_T: Floats  # of the trainer before the batch
+    behavior_T: Floats  # of the engine
+    advantages_T: Floats
+    rewards_T: Floats  # reward that arrives at each token; their sum is ``reward``
+    entropy_T: Floats
+    turns_T: NDArray[np.int64]  # number of the turn, from 0
+
+
+def resolved(fields: Mapping[str, Any]) -> Algorithm:
+    """Return ``spec.algorithm`` with the values of its preset.
+
+    Raises:
+        ValueError: a field is unknown or has a wrong value.
+    """
+    algorithm = Algorithm.model_validate(dict(fields))
+    fill(algorithm)
+    return algorithm
+
+
+def random_samples(seed: int) -> list[ReferenceSample]:
+    """Return ten samples in four groups, of one to three turns and up to MAX_TOKENS tokens.
+
+    Ratios are between 0.1 and 10, some far from 1, so that every clip and cap holds somewhere. Tokens of a sample have
+    different advantages, some 0.
+    """
+    generator = np.random.default_rng(seed)
+    return [_sample(group, generator) for group, members in GROUPS.items() for _ in range(members)]
+
+
+def _sample(group: str, generator: np.random.Generator) -> ReferenceSample:
+    length = int(generator.integers(1, MAX_TOKENS))
+    logprobs_T = -3 * generator.random(length) - 0.05
+    old_T = np.minimum(logprobs_T + 0.4 * generator.standard_normal(length), -0.01)
+    behavior_T = np.minimum(old_T + 0.3 * generator.standard_normal(length), -0.01)
+    turns_T = np.unique(np.sort(generator.integers(0, 3, length)), return_inverse=True)[1]
+    rewards_T = np.where(np.diff(turns_T, append=len(GROUPS)) > 0, generator.normal(size=length), 0.0)
+    if group == "d":
+        rewards_T[:] = 0.0
+    return ReferenceSample(
+        group=group,
+        reward=float(rewards_T.sum()),
+        max_tokens=MAX_TOKENS,
+        logprobs_T=logprobs_T,
+        fixed_T=logprobs_T,
+        old_T=old_T,
+        behavior_T=behavior_T,
+        advantages_T=generator.normal(size=length) * (generator.random(length) > 0.1),
+        rewards_T=rewards_T,
+        entropy_T=generator.random(length),
+        turns_T=turns_T,
+    )
+
+
+def compare(what: str, found: Floats, expected: Floats, tolerance: float, sample: int, seed: int) -> None:
+    """Assert that arrays of the tokens of a sample are equal.
+
+    Args:
+        what: name of the values.
+        found: of the function.
+        expected: of the reference.
+        tolerance: relative, and absolute for values below 1.
+        sample: number of the sample.
+        seed: of :func:`random_samples`.
+
+    Raises:
+        AssertionError: with the first token that differs.
+    """
+    if found.shape != expected.shape:
+        raise AssertionError(f"{what} of sample {sample} (seed {seed}): shape {found.shape}, not {expected.shape}")
+    wrong_T = ~(np.abs(found - expected) <= tolerance * np.maximum(1.0, np.abs(expected)))
+    if wrong_T.any():
+        t = int(np.flatnonzero(wrong_T)[0])
+        raise AssertionError(
+            f"{what} of token {t} of sample {sample} (seed {seed}): {found[t]:.15g}, not {expected[t]:.15g}"
+        )
+
+
+def alone_and_reversed(samples: Sequence[ReferenceSample]) -> list[list[int]]:
+    """Return other microbatches of the same samples: all in reversed order, and each alone."""
+    return [list(reversed(range(len(samples)))), *([i] for i in range(len(samples)))]

@@ -1,0 +1,240 @@
+"""The shipped checks of objectives and advantages: they accept the built-in ones and find each kind of mistake."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rljob.testing import check_advantage, check_objective
+from rljob.testing.random_samples import random_samples
+from rljob.trainer.algorithms.advantages.base import per_batch, per_group
+from rljob.trainer.algorithms.needs import requires
+from rljob.trainer.algorithms.objectives.base import Objective, zero_without_advantage
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], str]:
+    """Function that makes a function of a user importable, and returns its name."""
+
+    def name(function: Any) -> str:
+        monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(function=function))
+        return "mine:function"
+
+    return name
+
+
+# --- objectives ---
+
+
+def ppo(sample, algorithm):
+    ratio = np.exp(sample.logprobs_T - sample.old_T)
+    values = np.minimum(
+        ratio * sample.advantages_T,
+        np.clip(ratio, 1 - algorithm.clip_low, 1 + algorithm.clip_high) * sample.advantages_T,
+    )
+    bound = np.where(sample.advantages_T < 0, algorithm.dual_clip * sample.advantages_T, -np.inf)
+    return np.maximum(values, bound)
+
+
+def segment_ratio(sample, algorithm):
+    gap = sample.fixed_T - sample.old_T
+    mean = np.array([gap[sample.turns_T == turn].mean() for turn in sample.turns_T])
+    ratio = np.exp(mean) * np.exp(sample.logprobs_T - sample.fixed_T)
+    clipped = np.clip(ratio, 1 - algorithm.clip_low, 1 + algorithm.clip_high)
+    values = np.minimum(ratio * sample.advantages_T, clipped * sample.advantages_T)
+    return np.where(sample.advantages_T < 0, np.maximum(values, 3 * sample.advantages_T), values)
+
+
+def tis(sample, algorithm):
+    return np.minimum(np.exp(sample.fixed_T - sample.behavior_T), 1) * sample.advantages_T * sample.logprobs_T
+
+
+def kimi(sample, algorithm):
+    gap = sample.logprobs_T - sample.old_T
+    return sample.advantages_T * sample.logprobs_T - algorithm.log_ratio_penalty / 2 * gap**2
+
+
+BEHAVIOR = {"ratio": "behavior", "correction": "none"}
+
+
+@pytest.mark.parametrize(
+    ("reference", "fields"),
+    [
+        (ppo, {"preset": "dapo"}),
+        (segment_ratio, {"objective": "segment_clip"}),
+        (tis, {"objective": "tis", **BEHAVIOR}),
+        (kimi, {"preset": "kimi"}),
+    ],
+    ids=lambda each: getattr(each, "__name__", None),
+)
+def test_built_in_objectives_pass(reference, fields):
+    check_objective(reference, fields)
+
+
+SAMPLES = len(random_samples(0))
+
+
+def reinforce(sample, algorithm):
+    return sample.advantages_T * sample.logprobs_T
+
+
+def made(values_BK: torch.Tensor, inputs: Any) -> Objective:
+    ones_BK = torch.ones_like(inputs.logprobs_BK.detach())
+    return Objective(values_BK, ones_BK, torch.zeros_like(inputs.mask_BK))
+
+
+def right(inputs):
+    return made(inputs.advantages_BK * inputs.logprobs_BK, inputs)
+
+
+def other_value(inputs):
+    return made(inputs.advantages_BK * inputs.logprobs_BK * (1 + 1e-8), inputs)
+
+
+def detached(inputs):
+    logprobs_BK = inputs.logprobs_BK
+    return made(inputs.advantages_BK * (0.5 * logprobs_BK + 0.5 * logprobs_BK.detach()), inputs)
+
+
+def mean_of_the_microbatch(inputs):
+    return made(inputs.advantages_BK * inputs.logprobs_BK * (len(inputs.mask_BK) / SAMPLES), inputs)
+
+
+@zero_without_advantage
+def bonus(inputs):
+    return made((inputs.advantages_BK + (inputs.advantages_BK == 0)) * inputs.logprobs_BK, inputs)
+
+
+def narrow(inputs):
+    return made(inputs.logprobs_BK[:, :1], inputs)
+
+
+@requires(old=True)
+def not_bool(inputs):
+    return Objective(inputs.logprobs_BK, inputs.old_BK, inputs.advantages_BK)
+
+
+def undeclared(inputs):
+    return made(inputs.logprobs_BK - inputs.old_BK, inputs)
+
+
+def test_a_right_objective_of_a_user_passes(mine):
+    check_objective(reinforce, {"objective": mine(right), **BEHAVIOR})
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (other_value, r"the value of token \d+ of sample 0 \(seed 0\): -?\d"),
+        (detached, r"the derivative of token 0 of sample 0 \(seed 0\)"),
+        (mean_of_the_microbatch, "in another microbatch, the"),
+        (narrow, "it returned values_BK of shape"),
+        (not_bool, "clipped_BK of type torch.float64; it must be bool"),
+        (undeclared, "declare @requires"),
+    ],
+    ids=lambda each: getattr(each, "__name__", None),
+)
+def test_each_mistake_of_an_objective_is_named(mine, function, message):
+    with pytest.raises((AssertionError, ValueError), match=message):
+        check_objective(reinforce, {"objective": mine(function), **BEHAVIOR})
+
+
+def test_an_objective_that_is_declared_zero_without_an_advantage_must_be(mine):
+    def reference(sample, algorithm):
+        return (sample.advantages_T + (sample.advantages_T == 0)) * sample.logprobs_T
+
+    with pytest.raises(AssertionError, match="without an advantage, which zero_without_advantage declares to give 0"):
+        check_objective(reference, {"objective": mine(bonus), **BEHAVIOR})
+
+
+def test_wrong_fields_are_refused_as_in_a_manifest():
+    with pytest.raises(ValueError, match="clipLow"):
+        check_objective(reinforce, {"clipLow": -1})
+
+
+# --- advantages ---
+
+
+def loo(samples, algorithm):
+    result = []
+    for i, sample in enumerate(samples):
+        others = [other.reward for k, other in enumerate(samples) if other.group == sample.group and k != i]
+        result.append(sample.reward - np.mean(others) if others else 0.0)
+    return result
+
+
+def turn_return(samples, algorithm):
+    result = []
+    for sample in samples:
+        values, total = np.zeros(len(sample.turns_T)), 0.0
+        for turn in reversed(range(sample.turns_T[-1] + 1)):
+            total = sample.rewards_T[sample.turns_T == turn].sum() + algorithm.discount * total
+            values[sample.turns_T == turn] = total
+        result.append(values)
+    return result
+
+
+def test_built_in_advantages_pass():
+    check_advantage(loo, {"preset": "rloo"})
+    check_advantage(turn_return, {"advantage": "turn_return", "discount": 0.7})
+
+
+@per_group
+def without_own_reward(rewards_G):
+    return rewards_G - rewards_G.mean()
+
+
+@per_batch
+def of_the_first(inputs):
+    return inputs.rewards_N - inputs.rewards_N[0]
+
+
+@requires(old=True)
+def surprise(inputs):
+    old = inputs.scores.old_by_row()
+    return {i: rewards_L - old[i] for i, rewards_L in inputs.rewards.items()}
+
+
+def unannounced(inputs):
+    return inputs.scores.old_by_row()
+
+
+def short(inputs):
+    return {i: np.zeros(1) for i in inputs.rows}
+
+
+def test_each_mistake_of_an_advantage_is_named(mine):
+    with pytest.raises(AssertionError, match=r"the advantage of token 0 of sample 0 \(seed 0\)"):
+        check_advantage(loo, {"advantage": mine(without_own_reward)})
+    with pytest.raises(AssertionError, match="with the groups in another order, the advantage of token 0"):
+        check_advantage(lambda samples, _: [each.reward - samples[0].reward for each in samples],
+                        {"advantage": mine(of_the_first)})  # fmt: skip
+    with pytest.raises(ValueError, match=r"array of shape \(1,\) for \d+ tokens"):
+        check_advantage(loo, {"advantage": mine(short)})
+    with pytest.raises(ValueError, match="declare @requires"):
+        check_advantage(loo, {"advantage": mine(unannounced)})
+    with pytest.raises(AssertionError, match="returned 1 advantages for 10 samples"):
+        check_advantage(lambda samples, _: [0.0], {"preset": "rloo"})
+
+
+def test_an_advantage_may_need_log_probabilities(mine):
+    def reference(samples, algorithm):
+        return [sample.rewards_T - sample.old_T.astype(np.float32) for sample in samples]
+
+    check_advantage(reference, {"advantage": mine(surprise)})
+
+
+def test_random_samples_have_every_case_of_an_algorithm():
+    samples = [sample for seed in range(5) for sample in random_samples(seed)]
+    ratio = np.exp(np.concatenate([sample.logprobs_T - sample.old_T for sample in samples]))
+    advantages = np.concatenate([sample.advantages_T for sample in samples])
+    assert (ratio < 0.7).any() and (ratio > 1.5).any() and ((ratio > 0.9) & (ratio < 1.1)).any()
+    assert (advantages > 0).any() and (advantages < 0).any() and (advantages == 0).any()
+    assert {int(sample.turns_T[-1]) for sample in samples} == {0, 1, 2}
+    assert (np.exp(np.concatenate([sample.logprobs_T for sample in samples])) <= 1).all()
