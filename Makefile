@@ -120,6 +120,7 @@ bench: setup ## Run the benchmarks; each prints one JSON object (minutes)
 	$(BIN)/python -m benchmarks.time_to_reward --json
 	$(BIN)/python -m benchmarks.operator --json
 	$(BIN)/python -m benchmarks.trainer --json
+	$(BIN)/python -m benchmarks.learning --json --quick
 	$(BIN)/python -m benchmarks.peers --json
 	$(BIN)/python -m benchmarks.rewards --json
 

@@ -45,6 +45,13 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> dict[str,
     return {"value": value, "low": value - half, "high": value + half}
 
 
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % confidence interval of the mean of at least two values."""
+    mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+    half = student_quantile(len(values) - 1) * error
+    return mean - half, mean + half
+
+
 def student_quantile(freedom: int) -> float:
     """Return the 97.5 % quantile of Student's distribution, within 1 % from 4 degrees of freedom on (Cornish and
     Fisher's expansion)."""

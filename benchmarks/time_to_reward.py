@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,20 @@ QUICKSTART = Path(__file__).parents[1] / "examples/quickstart.yaml"
 ACTIVITIES = ("generating", "training", "updating_weights", "trainer_waiting")
 
 
-def run(seed: int, directory: Path) -> float:
+def run(seed: int, directory: Path, changes: Sequence[str] = ()) -> float:
     """Run the quickstart; return its time in seconds.
+
+    Args:
+        seed: of the run.
+        directory: of the run.
+        changes: of the manifest, as for --set.
 
     Raises:
         subprocess.CalledProcessError: the run failed.
     """
-    command = [sys.executable, "-m", "rljob.cli.main", "run", str(QUICKSTART), "--set", f"spec.seed={seed}"]
+    command = [sys.executable, "-m", "rljob.cli.main", "run", str(QUICKSTART)]
+    for change in (f"spec.seed={seed}", *changes):
+        command += ["--set", change]
     began = time.perf_counter()
     subprocess.run([*command, "--run-dir", str(directory), "--no-screen"], check=True, stdout=sys.stderr)
     return time.perf_counter() - began
