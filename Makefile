@@ -104,6 +104,7 @@ docs: setup ## Write the generated pages of docs/
 	$(BIN)/rljob explain --docs > docs/manifest.md
 	$(BIN)/python -m rljob.cli.reference > docs/cli.md
 	$(BIN)/python -m rljob.rewards.openapi > docs/reward-openapi.json
+	$(BIN)/python -m rljob.environments.session_openapi > docs/environment-openapi.json
 
 .PHONY: crds
 crds: setup ## Write the CustomResourceDefinitions and their chart
@@ -123,6 +124,7 @@ bench: setup ## Run the benchmarks; each prints one JSON object (minutes)
 	$(BIN)/python -m benchmarks.learning --json --quick
 	$(BIN)/python -m benchmarks.peers --json
 	$(BIN)/python -m benchmarks.rewards --json
+	$(BIN)/python -m benchmarks.environments --json
 
 .PHONY: soak
 soak: setup ## Inject seventy faults into three runs with real engines and trainer (30 minutes; SEED=1)

@@ -30,7 +30,7 @@ LISTS = {
     "spec.tasks.moreRewards": {"name": "near"},
     "spec.rewards": {},
     "spec.rollouts": {},
-    "spec.environments": {"name": "made", "builtin": "maze"},
+    "spec.environments": {"name": "made", "builtin": "frozen_lake"},
     "spec.network.allowFrom": {"name": "made"},
     "spec.network.egress.to": {"name": "made", "cidr": "10.0.0.0/16"},
     "spec.network.nodes": {"name": "made", "cidr": "10.0.0.0/16"},

@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from aiohttp import web
@@ -235,6 +236,7 @@ async def run_harness(
     pods: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
     runner_process: bool = False,
+    environment_urls: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[Harness]:
     """Run all components except the trainer: the coordinator as a process, the others inside this one.
 
@@ -247,8 +249,10 @@ async def run_harness(
         pods: names of the engines' pods.
         variables: additional environment variables of the coordinator.
         runner_process: whether the runner is also started as a process.
+        environment_urls: address of every environment, which requires no token.
     """
-    harness = Harness(job, storage, variables)
+    given = {"RLJOB_ENVIRONMENT_URLS": json.dumps(dict(environment_urls))} if environment_urls else {}
+    harness = Harness(job, storage, {**given, **(variables or {})})
     reward = web.AppRunner(build_app(score_function), access_log=None)
     await reward.setup()
     where = harness.environment("reward")
@@ -259,7 +263,7 @@ async def run_harness(
             await harness.start("runner")
         else:
             prepared = prepare(harness.environment("runner"), find_readers(job))
-            harness.play("runner", serve(prepared, harness.reward_urls))
+            harness.play("runner", serve(prepared, harness.reward_urls, environment_urls=environment_urls))
         for i, faults in enumerate(engines):
             engine = FakeEngine(
                 harness.coordinator_url,

@@ -30,6 +30,8 @@ from rljob.api.models import RLJob
 from rljob.cli.options import default_directory
 from rljob.coordinator import serve
 from rljob.coordinator.run import Run, settings_of
+from rljob.environments import environment_service
+from rljob.environments.episode import Calls, Episode
 from rljob.ledger.writer import LedgerWriter
 from rljob.local import commands as local_commands
 from rljob.local import field_support, local_run, watchdog
@@ -368,8 +370,60 @@ class _Address:
 
 def _serve_with(job: RLJob, storage: Path, driver: type) -> None:
     prepared = prepare(environment(job, storage), find_readers(job))
-    with mock.patch.object(app, "RunnerDriver", driver), mock.patch.object(app, "RewardClient", _Address):
-        asyncio.run(app.serve(prepared, {reward.name: f"http://{reward.name}" for reward in job.spec.rewards}))
+    rewards, environments = (
+        {entry.name: f"http://{entry.name}" for entry in entries}
+        for entries in (job.spec.rewards, job.spec.environments)
+    )
+    with (
+        mock.patch.object(app, "RunnerDriver", driver),
+        mock.patch.object(app, "RewardClient", _Address),
+        mock.patch.object(app, "EnvironmentClient", _Address),
+    ):
+        asyncio.run(app.serve(prepared, rewards, environment_urls=environments))
+
+
+def acting(job: RLJob, storage: Path) -> Any:
+    """Return the environment of the first task: its address, its limits, and the text of a later observation."""
+    found: list[Any] = []
+
+    class Driver:
+        def __init__(self, url: str, token: str, runtimes: Any, *rest: Any) -> None:
+            runtime = next(iter(runtimes.values())).environment
+            found.append((runtime.client.url, runtime.limits, runtime.conversation.text({"seed": 1}, "seen")))
+
+        async def run(self) -> None:
+            """Exit at once."""
+            raise asyncio.CancelledError
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    _serve_with(job, storage, Driver)
+    return found
+
+
+# --- environments -----------------------------------------------------------------------------------------------------
+
+
+def observed(job: RLJob, storage: Path) -> Any:
+    """Return the first observation of the first environment."""
+    factory = environment_service.make_factory(job.spec.environments[0], "spec.environments[0]")
+    return asyncio.run(_first_observation(factory))
+
+
+async def _first_observation(factory: Any) -> str:
+    return (await Episode(factory, Calls("lake", 10.0)).reset(1, {"seed": 4})).observation
+
+
+def episodes(job: RLJob, storage: Path) -> Any:
+    """Return the limits of the first environment's service."""
+    with (
+        mock.patch.object(environment_service, "SessionTable") as table,
+        mock.patch.object(environment_service, "Calls") as calls,
+        mock.patch.object(environment_service, "ServiceServer"),
+    ):
+        environment_service.run(dict, job.spec.environments[0], "127.0.0.1:1", "")
+    return calls.call_args.args, table.call_args.args[2:]
 
 
 def loops(job: RLJob, storage: Path) -> Any:

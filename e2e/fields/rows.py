@@ -70,7 +70,22 @@ DEDICATED = given(
 JSONL = source("jsonl", path="job://rows.jsonl")
 PARQUET = source("parquet", path="job://rows.parquet")
 DATASETS = source("datasets", path="job://rows")
+SEEDS = (
+    *source("seeds"),
+    "spec.tasks[0].prompt='{seed}'",
+    "spec.rewards[column].builtin=length",
+    "spec.rewards[column].config={max: 3}",
+)
 MESSAGES = (*JSONL, 'spec.tasks[0].messages=[{"role": "user", "content": "{question}"}]')
+
+LAKE = given(environments=[{"name": "lake", "builtin": "frozen_lake"}])
+IN_LAKE = (
+    *given(environments=[{"name": "lake", "builtin": "frozen_lake"}, {"name": "other", "builtin": "sokoban"}]),
+    'spec.tasks[0].environment={"name": "lake"}',
+    "spec.tasks[0].loop=environment",
+    'spec.tasks[0].data={"seeds": {}}',
+    "spec.tasks[0].reward=null",
+)
 
 RDMA = {"name": "main", "rdma": {"resource": "rdma/hca"}}
 REMOTE = given(models=[{"name": "policy", "source": "hf://a/b"}])
@@ -173,12 +188,17 @@ ROWS: dict[str, Outcome] = {
     "spec.tasks.data.datasets.heldOutSplit": Shows(c.prompts, "test", DATASETS),
     "spec.tasks.data.datasets.heldOutFraction": Shows(c.prompts, 0.5, DATASETS),
     "spec.tasks.data.datasets.shuffle": Shows(c.prompts, False, DATASETS),
+    "spec.tasks.data.seeds.train": Shows(c.prompts, 1, SEEDS),
     "spec.tasks.data.columns": Shows(c.prompts, {"question": "prompt"}, JSONL),
     "spec.tasks.prompt": Shows(c.prompts, "{question} ="),
     "spec.tasks.messages.role": Shows(c.prompts, "system", MESSAGES),
     "spec.tasks.messages.content": Shows(c.prompts, "{answer}", MESSAGES),
     "spec.tasks.messagesColumn": Shows(c.prompts, "chat", JSONL),
     "spec.tasks.loop": Shows(c.loops, "e2e.fakes.extensions:two_turns"),
+    "spec.tasks.environment.name": Shows(c.acting, "other", IN_LAKE),
+    "spec.tasks.environment.maxTurns": Shows(c.acting, 3, IN_LAKE),
+    "spec.tasks.environment.observation": Shows(c.acting, "then {observation}", IN_LAKE),
+    "spec.tasks.environment.onContextLimit": Shows(c.acting, "fail", IN_LAKE),
     "spec.tasks.reward": Shows(
         c.requested,
         "far",
@@ -215,13 +235,22 @@ ROWS: dict[str, Outcome] = {
     "spec.rewards.processes": Shows(c.served, 2),
     "spec.rewards.timeoutSeconds": Shows(c.served, 20),
     "spec.rewards.memoryBytes": Shows(c.served, 1 << 25),
-    "spec.environments.name": Changed("maze"),
-    "spec.environments.builtin": Changed("maze"),
-    "spec.environments.url": Changed("http://maze"),
-    "spec.environments.template": Changed(POD),
-    "spec.environments.local.command": Changed(["maze"]),
-    "spec.environments.replicas.min": Changed(2),
-    "spec.environments.replicas.max": Changed(2),
+    "spec.environments.name": Shows(c.commands, "other", LAKE),
+    "spec.environments.builtin": Shows(c.observed, "sokoban", LAKE),
+    "spec.environments.function": Shows(
+        c.observed, "e2e.fakes.episodes:FaultyCounter", LAKE, ("spec.environments[0].builtin=null",)
+    ),
+    "spec.environments.config": Shows(c.observed, {"size": 5}, LAKE),
+    "spec.environments.url": Shows(c.commands, "http://far", given(environments=[{"name": "a", "url": "http://near"}])),
+    "spec.environments.template": Changed(POD, LAKE),
+    "spec.environments.local.command": Shows(
+        c.commands, ["./other"], given(environments=[{"name": "a", "local": {"command": ["./serve"]}}])
+    ),
+    "spec.environments.timeoutSeconds": Shows(c.episodes, 5, LAKE),
+    "spec.environments.maxSessions": Shows(c.episodes, 5, LAKE),
+    "spec.environments.idleSeconds": Shows(c.episodes, 5, LAKE),
+    "spec.environments.replicas.min": Changed(2, LAKE),
+    "spec.environments.replicas.max": Changed(2, LAKE),
     "spec.trainer.backend": Changed("megatron"),
     "spec.trainer.parallelism.replicate": Shows(c.planned, 2, given(trainer__processesPerNode=2)),
     "spec.trainer.parallelism.tensor": Changed(2),

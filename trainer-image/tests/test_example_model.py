@@ -136,8 +136,37 @@ def test_the_same_seed_gives_the_same_model_and_replaces_the_old_one(directory, 
     assert (other / "model.safetensors").read_bytes() != (again / "model.safetensors").read_bytes()
 
 
+def test_the_model_of_an_environment_learns_from_scripted_episodes(job, tmp_path, monkeypatch):
+    made = job(
+        tasks=[
+            {
+                "name": "lake",
+                "data": {"seeds": {}},
+                "loop": "environment",
+                "environment": {"name": "lake", "maxTurns": 3, "observation": "{observation}>"},
+                "prompt": "{observation}>",
+            }
+        ],
+        rewards=[],
+        environments=[{"name": "lake", "builtin": "frozen_lake", "config": {"separator": "", "slippery": False}}],
+    )
+    (tmp_path / "job.json").write_text(made.model_dump_json(by_alias=True))
+    monkeypatch.setenv("RLJOB_JOB", str(tmp_path / "job.json"))
+    monkeypatch.setenv("RLJOB_STORAGE", str(tmp_path))
+    first, second = (example.make_segments(made.spec.tasks[0], 3, TINY) for _ in range(2))
+    assert first == second and len(first) == 12
+    for segments in first:
+        assert [answer for _, answer in segments] == [False, True] * (len(segments) // 2) and len(segments) <= 6
+        assert all(text[0] in "LDRU" and text[1:] == example.END for text, answer in segments if answer)
+        assert all(text.endswith(">") and "P" in text for text, answer in segments if not answer)
+    example.build(tmp_path / "model", made.spec.tasks[0], seed=3, recipe=TINY)
+    plain = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    text = "P__O\n>" + "L" + example.END
+    assert len(plain.encode(text).ids) == 8, "every symbol is one token"
+
+
 def test_a_tokenizer_that_autotokenizer_would_ruin_is_never_written(tmp_path, monkeypatch):
-    def whitespace_tokenizer(texts: list[str]) -> Qwen2Tokenizer:
+    def whitespace_tokenizer(texts: list[str], entries: int) -> Qwen2Tokenizer:
         tokenizer = Qwen2Tokenizer(unk_token=example.END)
         backend = Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -151,8 +180,18 @@ def test_a_tokenizer_that_autotokenizer_would_ruin_is_never_written(tmp_path, mo
     assert not (tmp_path / "model").exists()
 
 
+def pair(prompt: list[int], answer: list[int]) -> list[tuple[list[int], bool]]:
+    return [(prompt, False), (answer, True)]
+
+
+def test_every_answer_of_an_episode_has_a_loss():
+    ids_BT, mask_BT = example.pad([[([5, 6], False), ([7], True), ([8], False), ([9, 0], True)], pair([5], [7])])
+    assert ids_BT.tolist() == [[5, 6, 7, 8, 9, 0], [5, 7, 0, 0, 0, 0]]
+    assert mask_BT.int().tolist() == [[0, 0, 1, 0, 1, 1], [0, 1, 0, 0, 0, 0]]
+
+
 def test_only_answers_have_a_loss():
-    ids_BT, mask_BT = example.pad([([5, 6], [7, 8, 0]), ([5], [7])])
+    ids_BT, mask_BT = example.pad([pair([5, 6], [7, 8, 0]), pair([5], [7])])
     assert ids_BT.tolist() == [[5, 6, 7, 8, 0], [5, 7, 0, 0, 0]]
     assert mask_BT.int().tolist() == [[0, 0, 1, 1, 1], [0, 1, 0, 0, 0]]
     torch.manual_seed(0)
@@ -166,7 +205,7 @@ def test_only_answers_have_a_loss():
 def test_the_warm_up_lowers_the_loss():
     torch.manual_seed(0)
     model = example.make_model(end=0)
-    batch = example.pad([([5, 6], [7, 8, 0]), ([6, 5], [8, 7, 0])])
+    batch = example.pad([pair([5, 6], [7, 8, 0]), pair([6, 5], [8, 7, 0])])
     before = example.answer_loss(model, *batch).item()
     example.warm_up(model, iter([batch] * 20), 20, example.Recipe(warm_up_steps=5))
     assert example.answer_loss(model, *batch).item() < before / 10

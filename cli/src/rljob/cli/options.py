@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -94,6 +96,12 @@ def report(message: str) -> None:
     """Print an error to stderr."""
     for line in message.splitlines():
         echo(f"rljob: {line}", err=True)
+
+
+def become(module: str, *arguments: str) -> None:
+    """Run a module in place of this process. It finds modules of the current directory."""
+    path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
+    os.execve(sys.executable, [sys.executable, "-m", module, *arguments], os.environ | {"PYTHONPATH": path})
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import statistics
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -15,9 +11,8 @@ import typer
 from rich.table import Table
 
 from rljob.api.text_escape import escape_line
-from rljob.cli.options import Format, LocalRunName, Output, Overrides, echo, echo_json
+from rljob.cli.options import Format, LocalRunName, Output, Overrides, become, echo, echo_json
 from rljob.local import find_run, reward_template
-from rljob.local.errors import CliError
 from rljob.local.reward_check import check_reward, checked_job
 from rljob.local.screen import Terminal
 from rljob.protocol.score_messages import CheckedSample
@@ -30,12 +25,7 @@ def new(
     name: Annotated[str, typer.Argument(help="Name of the folder and of the Python module.", show_default=False)],
 ) -> None:
     """Make a folder with a reward, its test and its Dockerfile."""
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise CliError(f"{name!r} is not the name of a module; use lower-case letters, digits and _", 2)
-    folder = Path(name)
-    if folder.exists():
-        raise CliError(f"{folder} exists; give a name that is not used here", 2)
-    reward_template.write(folder, name)
+    folder = reward_template.write(name)
     echo(
         f"{folder}/{name}.py        the reward\n{folder}/test_{name}.py   its test: python -m pytest {folder}\n"
         f"{folder}/Dockerfile       its image, for a cluster\n"
@@ -51,10 +41,7 @@ def serve(
     timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds for one sample.")] = 10.0,
 ) -> None:
     """Serve a reward of your own over HTTP until Ctrl-C, for a reward with `url`. It needs no token."""
-    path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
-    arguments = ["--serve", function, listen, str(processes), str(timeout)]
-    command = [sys.executable, "-m", "rljob.rewards.main", *arguments]
-    os.execve(sys.executable, command, os.environ | {"PYTHONPATH": path})
+    become("rljob.rewards.main", "--serve", function, listen, str(processes), str(timeout))
 
 
 @app.command()

@@ -18,6 +18,7 @@ from rljob.api.text_escape import escape_block
 from rljob.cli import (
     checkpoint_commands,
     cluster_commands,
+    environment_commands,
     ledger,
     logs,
     manifest,
@@ -33,7 +34,7 @@ from rljob.local.run_directory import VERSION
 
 FAILURES = (ManifestError, CliError, Interrupted, OSError)
 """Exceptions that are reported as one sentence, without a traceback."""
-LOCAL_ONLY = ("run", "evaluate", "reward")
+LOCAL_ONLY = ("run", "evaluate", "reward", "env")
 """Commands that start processes on this machine; they do not exist as `kubectl rljob`."""
 
 
@@ -171,3 +172,4 @@ app.command(epilog=_examples(
 app.command(epilog=_examples("rljob show g17.3", "rljob show runs/sums g17.3 -o json"))(ledger.show)
 app.command(epilog=_examples("rljob audit", "rljob audit runs/sums -o json | jq .checks"))(ledger.audit)
 app.add_typer(reward_commands.app, name="reward")
+app.add_typer(environment_commands.app, name="env")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from rljob.api.models import RLJob
 from rljob.api.pod_models import main_container, main_variables
 from rljob.api.resolve import in_storage
-from rljob.api.roles import Coordinator, Reward, Rollout, Runner, Trainer
+from rljob.api.roles import Coordinator, Environment, Reward, Rollout, Runner, Trainer
 from rljob.local.gpu_assignment import assign
 from rljob.local.processes import ProcessCommand
 from rljob.protocol.environment import SEED
@@ -21,7 +21,9 @@ from rljob.protocol.model_cache import endpoint_variables
 
 HOST = "127.0.0.1"
 INITIALIZER = "initializer"
-Templated: TypeAlias = Trainer | Rollout | Reward | Runner | Coordinator
+Templated: TypeAlias = Trainer | Rollout | Reward | Environment | Runner | Coordinator
+SERVICES = {"reward": "rljob.rewards.main", "environment": "rljob.environments.main"}
+"""Kind of a service → module that serves it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,14 @@ class LocalContext:
 
 def servers(job: RLJob) -> list[str]:
     """Return the components that listen on a port."""
-    return ["coordinator", *(f"reward-{reward.name}" for reward in job.spec.rewards if reward.url is None)]
+    return ["coordinator", *(f"{kind}-{service.name}" for kind, service in services(job))]
+
+
+def services(job: RLJob) -> list[tuple[str, Reward | Environment]]:
+    """Return the kind and the entry of every service that is started."""
+    found: list[tuple[str, Reward | Environment]] = [("reward", reward) for reward in job.spec.rewards]
+    found += [("environment", environment) for environment in job.spec.environments]
+    return [(kind, service) for kind, service in found if service.url is None]
 
 
 def components(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
@@ -65,17 +74,24 @@ def components(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
     def listen(name: str) -> str:
         return f"{HOST}:{here.ports[name]}"
 
-    def reward_component(reward: Reward) -> ProcessCommand:
-        name = f"reward-{reward.name}"
-        own = {"RLJOB_NAME": reward.name, "RLJOB_LISTEN": listen(name), "RLJOB_TOKEN": here.tokens["reward"]}
-        if reward.local is None:
-            return component(name, ["-m", "rljob.rewards.main"], reward, **own)
+    def service_component(kind: str, service: Reward | Environment) -> ProcessCommand:
+        name = f"{kind}-{service.name}"
+        own = {"RLJOB_NAME": service.name, "RLJOB_LISTEN": listen(name), "RLJOB_TOKEN": here.tokens[kind]}
+        if service.local is None:
+            return component(name, ["-m", SERVICES[kind]], service, **own)
         return ProcessCommand(
-            name, [in_storage(argument, here.storage) for argument in reward.local.command], common | own
+            name, [in_storage(argument, here.storage) for argument in service.local.command], common | own
         )
 
-    rewards = job.spec.rewards
-    urls = {reward.name: reward.url or f"http://{listen(f'reward-{reward.name}')}" for reward in rewards}
+    def urls(kind: str, entries: Sequence[Reward | Environment]) -> str:
+        return json.dumps({each.name: each.url or f"http://{listen(f'{kind}-{each.name}')}" for each in entries})
+
+    for_environments: dict[str, str] = {}
+    if job.spec.environments:
+        for_environments = {
+            "RLJOB_ENVIRONMENT_TOKEN": here.tokens["environment"],
+            "RLJOB_ENVIRONMENT_URLS": urls("environment", job.spec.environments),
+        }
     return [
         *(
             component(
@@ -96,7 +112,7 @@ def components(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
             RLJOB_LISTEN=listen("coordinator"),
             RLJOB_TOKENS=str(here.storage / "tokens.json"),
         ),
-        *(reward_component(reward) for reward in rewards if reward.url is None),
+        *(service_component(kind, service) for kind, service in services(job)),
         *(
             component(
                 "runner" if i == 0 else f"runner-{i}",
@@ -104,7 +120,8 @@ def components(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
                 job.spec.runner,
                 RLJOB_TOKEN=here.tokens["runner"],
                 RLJOB_REWARD_TOKEN=here.tokens["reward"],
-                RLJOB_REWARD_URLS=json.dumps(urls),
+                RLJOB_REWARD_URLS=urls("reward", job.spec.rewards),
+                **for_environments,
             )
             for i in range(job.spec.runner.replicas.min)
         ),

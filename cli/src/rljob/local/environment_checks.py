@@ -14,6 +14,7 @@ from pathlib import Path
 from rljob.api.model_address import is_remote
 from rljob.api.models import RLJob
 from rljob.api.resolve import IN_STORAGE, in_storage
+from rljob.api.roles import Environment, Reward
 from rljob.api.tasks import TaskData
 from rljob.protocol.environment import search_path
 
@@ -30,11 +31,16 @@ def problems(job: RLJob, storage: Path) -> Iterator[str]:
     """
     if job.spec.initializer is not None:
         yield from _program("spec.initializer.command[0]", job.spec.initializer.command[0], storage)
-    for i, reward in enumerate(job.spec.rewards):
-        if reward.local is not None:
-            field = f"spec.rewards[{i}].local.command"
-            yield from _program(f"{field}[0]", reward.local.command[0], storage)
-            yield from _script(field, reward.local.command, storage)
+    lists: dict[str, Sequence[Reward | Environment]] = {
+        "rewards": job.spec.rewards,
+        "environments": job.spec.environments,
+    }
+    for name, services in lists.items():
+        for i, service in enumerate(services):
+            if service.local is not None:
+                field = f"spec.{name}[{i}].local.command"
+                yield from _program(f"{field}[0]", service.local.command[0], storage)
+                yield from _script(field, service.local.command, storage)
     for i, model in enumerate(job.spec.models):
         path = Path(in_storage(model.source, storage))
         if not (is_remote(model.source) or path.is_dir() or _may_be_created(job, model.source)):

@@ -18,7 +18,7 @@ from pathlib import Path
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve, with_absolute_paths
 from rljob.local import capacity, environment_checks, field_support
-from rljob.local.commands import LocalContext, components, servers
+from rljob.local.commands import LocalContext, components, servers, services
 from rljob.local.errors import CliError
 from rljob.local.gpu_assignment import kind_of
 from rljob.local.processes import environment_of
@@ -27,9 +27,9 @@ from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.gpus import VISIBLE, Gpu, find_gpus
 from rljob.protocol.startup import CHECK_REPORT
 
-CHECKED_COMPONENTS = ("trainer", "rollout", "runner", "rewards")
-"""Components that check themselves: ``python -m rljob.NAME.main --check``. `rewards` only checks functions: validation
-and the runner check the requirements of builtin rewards."""
+CHECKED_COMPONENTS = ("trainer", "rollout", "runner", "rewards", "environments")
+"""Components that check themselves: ``python -m rljob.NAME.main --check``. `rewards` and `environments` only check
+functions: validation and the runner check the requirements of builtin ones."""
 CHECK_SECONDS = 120.0
 LAST_LINES = 15
 
@@ -91,10 +91,10 @@ def _planned_checks(job: RLJob, storage: Path, gpus: tuple[Gpu, ...] = ()) -> It
     differ in their GPUs only: the first one is checked.
     """
     context = LocalContext(storage, dict.fromkeys(servers(job), 0), dict.fromkeys(ROLES, ""), gpus)
-    functions = {f"reward-{reward.name}" for reward in job.spec.rewards if reward.function is not None}
+    functions = {f"{kind}-{each.name}": f"{kind}s" for kind, each in services(job) if each.function is not None}
     planned: dict[str, dict[str, dict[str, str]]] = {component: {} for component in CHECKED_COMPONENTS}
     for command in components(job, context):
-        component = "rewards" if command.name in functions else command.name.partition("-")[0]
+        component = functions.get(command.name, command.name.partition("-")[0])
         environment = environment_of(command) | {"PYTHONWARNINGS": "ignore"}
         if component in planned:
             planned[component].setdefault(_kind(environment), environment)

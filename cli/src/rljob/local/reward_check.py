@@ -32,6 +32,8 @@ def checked_job(job: RLJob, name: str | None, function: str | None, overrides: l
         ManifestError: the reward or an override is invalid.
     """
     names = [reward.name for reward in job.spec.rewards]
+    if not names:
+        raise CliError("the run has no rewards: its environments give them; there is nothing to check", 2)
     if name is None and len(names) > 1:
         raise CliError(f"the run has the rewards {', '.join(names)}; name one with --reward", 2)
     name = name or names[0]

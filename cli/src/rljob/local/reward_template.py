@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
+
+from rljob.local.errors import CliError
 
 REWARD = '''\
 """The reward {name}. Parameters and results: docs/data.md, "What a reward receives and returns"."""
@@ -49,9 +53,31 @@ COPY {name}.py /opt/rljob/lib/python3.11/site-packages/
 """
 
 
-def write(folder: Path, name: str) -> None:
-    """Write the files of the reward ``name``, a module, into a new folder."""
+def write(name: str) -> Path:
+    """Write the files of the reward ``name`` into a new folder of this name; return the folder.
+
+    Raises:
+        CliError: see :func:`write_module`.
+    """
+    return write_module(name, {f"{name}.py": REWARD, f"test_{name}.py": TEST, "Dockerfile": DOCKERFILE})
+
+
+def write_module(name: str, texts: Mapping[str, str]) -> Path:
+    """Write the files of a new Python module into a new folder of this name; return the folder.
+
+    Args:
+        name: of the module.
+        texts: file → template of its content with {name} and {manifest_name}.
+
+    Raises:
+        CliError: with exit code 2: the name is not one of a module, or the folder exists.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise CliError(f"{name!r} is not the name of a module; use lower-case letters, digits and _", 2)
+    folder = Path(name)
+    if folder.exists():
+        raise CliError(f"{folder} exists; give a name that is not used here", 2)
     folder.mkdir(parents=True)
-    texts = {f"{name}.py": REWARD, f"test_{name}.py": TEST, "Dockerfile": DOCKERFILE}
     for file, text in texts.items():
         (folder / file).write_text(text.format(name=name, manifest_name=name.replace("_", "-").strip("-")))
+    return folder

@@ -7,12 +7,18 @@ import logging
 import os
 import signal
 import uuid
+from collections.abc import Mapping
+from types import MappingProxyType
 
+from rljob.api.tasks import Task
 from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.health_probe import record_ready
 from rljob.protocol.heartbeat import beating
 from rljob.protocol.messages import ToRunner
+from rljob.runner.conversation import Conversation
 from rljob.runner.driver import RunnerDriver
+from rljob.runner.environment_client import EnvironmentClient
+from rljob.runner.leased_episode import EnvironmentRuntime
 from rljob.runner.leased_trajectory import TaskRuntime
 from rljob.runner.prompts import PromptCache
 from rljob.runner.reward_routing import scorer_of
@@ -22,27 +28,44 @@ from rljob.runner.setup import Prepared, model_length
 log = logging.getLogger(__name__)
 
 
-async def serve(prepared: Prepared, reward_urls: dict[str, str], reward_token: str = "") -> None:
+async def serve(
+    prepared: Prepared,
+    reward_urls: dict[str, str],
+    reward_token: str = "",
+    environment_urls: Mapping[str, str] = MappingProxyType({}),
+    environment_token: str = "",
+) -> None:
     """Run until SIGTERM or SIGINT.
 
     Args:
         prepared: data, tokenizer, prompts and loops.
         reward_urls: reward → address of its service.
         reward_token: token of the rewards that rljob starts; rewards with a ``url`` do not get it.
+        environment_urls: environment → address of its service.
+        environment_token: as for rewards.
 
     Raises:
         RefusedError: the coordinator rejects this runner permanently.
-        ValueError: a reward has no address.
+        ValueError: a reward or an environment has no address.
     """
     environment, spec = prepared.environment, prepared.environment.job.spec
     for reward in spec.rewards:
         if reward.name not in reward_urls:
             raise ValueError(f"RLJOB_REWARD_URLS: reward {reward.name!r} has no address; add one")
+    for entry in spec.environments:
+        if entry.name not in environment_urls:
+            raise ValueError(f"RLJOB_ENVIRONMENT_URLS: environment {entry.name!r} has no address; add one")
     prompts = PromptCache(prepared.sources, prepared.maker, spec.failure_policy.stall_seconds)
     async with reward_session() as session:
         rewards = {
             reward.name: RewardClient(reward, reward_urls[reward.name], session, "" if reward.url else reward_token)
             for reward in spec.rewards
+        }
+        environments = {
+            entry.name: EnvironmentClient(
+                entry, environment_urls[entry.name], session, "" if entry.url else environment_token
+            )
+            for entry in spec.environments
         }
         length = model_length(spec)
         evaluation_temperature = spec.evaluation.temperature if spec.evaluation is not None else None
@@ -54,6 +77,7 @@ async def serve(prepared: Prepared, reward_urls: dict[str, str], reward_token: s
                 length,
                 evaluation_temperature or task.sampling.temperature,
                 spec.failure_policy.stall_seconds,
+                _environment_runtime(prepared, task, environments),
             )
             for task in spec.tasks
         }
@@ -85,4 +109,21 @@ async def serve(prepared: Prepared, reward_urls: dict[str, str], reward_token: s
             for task in reachable:
                 task.cancel()
             await asyncio.gather(*(client.close() for client in rewards.values()))
+            await asyncio.gather(*(client.close() for client in environments.values()))
             prompts.close()
+
+
+def _environment_runtime(
+    prepared: Prepared, task: Task, clients: Mapping[str, EnvironmentClient]
+) -> EnvironmentRuntime | None:
+    if task.environment is None:
+        return None
+    codec, maker = prepared.codec, prepared.maker
+    return EnvironmentRuntime(
+        task.environment,
+        task.sampling.max_tokens,
+        clients[task.environment.name],
+        Conversation(task, codec, maker.chat, codec.stop_token_ids),
+        maker,
+        prepared.environment.job.spec.seed,
+    )

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from rljob.api.tasks import TaskEnvironment
+from rljob.protocol.episode_messages import Observation
 from rljob.protocol.messages import TurnTokens
 from rljob.protocol.score_messages import Score
 from rljob.runner.prompts import Prompt
@@ -27,6 +29,35 @@ from rljob.runner.prompts import Prompt
 
 class TrajectoryError(Exception):
     """The trajectory cannot be finished; the message is recorded as the reason."""
+
+
+class EpisodeContext(Protocol):
+    """The episode of a trajectory in the environment of its task."""
+
+    @property
+    def limits(self) -> TaskEnvironment:
+        """The task's ``environment`` in the manifest: the limits that a loop applies."""
+
+    @property
+    def max_tokens(self) -> int:
+        """The task's sampling.maxTokens."""
+
+    async def reset(self) -> Observation:
+        """Start the episode, before the first turn. ``context.prompt`` is then the prompt with the first observation.
+
+        Raises:
+            TrajectoryError: the environment failed.
+        """
+
+    async def step(self, action: str) -> Observation:
+        """Make the next step.
+
+        Raises:
+            TrajectoryError: the environment failed, lost the session, or the episode has ended.
+        """
+
+    def tokens(self, observation: str, answer: bytes) -> bytes:
+        """Return the token ids (int32 bytes) to append after an answer: its end if it was cut, and the observation."""
 
 
 class Context(Protocol):
@@ -39,6 +70,14 @@ class Context(Protocol):
     @property
     def prompt(self) -> Prompt:
         """The prompt: ``token_ids`` (int32 bytes), ``text``, and ``problem``, the row of the task's data."""
+
+    @property
+    def episode(self) -> EpisodeContext:
+        """The episode of the task's environment.
+
+        Raises:
+            TrajectoryError: the task has no environment.
+        """
 
     @property
     def room(self) -> int:
@@ -75,7 +114,7 @@ class Context(Protocol):
         """
 
     async def score(self, completion: str, finish: str) -> Score:
-        """Return the score from the task's reward.
+        """Return the score from the task's reward; without one, 0, to which the rewards of :meth:`reward` are added.
 
         The reward also receives the text of all turns if there are several. A loop may return another score instead,
         made with ``Score(sample=context.sample, reward=…, turn_rewards=[…])``. Rewards of :meth:`reward` are added to

@@ -25,6 +25,7 @@ from rljob.protocol.messages import (
 )
 from rljob.protocol.score_messages import Score, ScoreItem, ScoreTurn, credit_turns
 from rljob.runner.context import TrajectoryError
+from rljob.runner.leased_episode import EnvironmentRuntime, LeasedEpisode
 from rljob.runner.loops import Loop
 from rljob.runner.prompts import Prompt, PromptSource
 from rljob.runner.reward_routing import SampleScorer
@@ -54,10 +55,11 @@ class TaskRuntime:
 
     task: Task
     loop: Loop
-    reward: SampleScorer
+    reward: SampleScorer | None  # None: the rewards of the environment are the score
     max_model_length: int  # tokens of the longest sequence that an engine accepts
     evaluation_temperature: float  # sampling temperature of held-out problems
     stall_seconds: float  # a loop that makes no call of its context for this long has failed
+    environment: EnvironmentRuntime | None = None
 
 
 class LeasedTrajectory:
@@ -93,6 +95,7 @@ class LeasedTrajectory:
         self._answer: asyncio.Future[TurnTokens] | None = None
         self._result: TrajectoryScored | TrajectoryFailed | None = None
         self._prompt: Prompt | None = None
+        self._episode: LeasedEpisode | None = None
         self._calls = 0  # of the loop, in progress
         self._watchdog: asyncio.TimerHandle | None = None
         self._task = asyncio.create_task(self._run())
@@ -135,6 +138,13 @@ class LeasedTrajectory:
         """The row's prompt."""
         assert self._prompt is not None, "a loop starts after its prompt is made"
         return self._prompt
+
+    @property
+    def episode(self) -> LeasedEpisode:
+        """The episode of the task's environment."""
+        if self._episode is None:
+            raise TrajectoryError(f"task {self._lease.task} has no environment; name one in its environment")
+        return self._episode
 
     @property
     def room(self) -> int:
@@ -184,6 +194,8 @@ class LeasedTrajectory:
         """Return the score from the task's reward."""
         if not isinstance(completion, str):
             raise TrajectoryError(f"the loop gives a completion of type {type(completion).__name__} to score, not text")
+        if self._runtime.reward is None:
+            return Score(self._lease.sample, 0.0)
         item = ScoreItem(
             sample=self._lease.sample,
             task=self._lease.task,
@@ -287,6 +299,10 @@ class LeasedTrajectory:
         lease = self._lease
         try:
             self._prompt = await self._make_prompt()
+            if self._runtime.environment is not None:
+                self._episode = LeasedEpisode(
+                    self._runtime.environment, lease, self._prompt, self._set_prompt, self._in_call
+                )
             self._arm()
             result = self._scored(await self._runtime.loop(self))
         except TrajectoryError as error:
@@ -303,6 +319,12 @@ class LeasedTrajectory:
             self._fail(f"{type(error).__name__}: {error}")
         else:
             self._finish(result)
+        finally:
+            if self._episode is not None:
+                self._episode.end()
+
+    def _set_prompt(self, prompt: Prompt) -> None:
+        self._prompt = prompt
 
     def _scored(self, score: Score) -> TrajectoryScored:
         """Return the result of a trajectory whose loop returned ``score``.

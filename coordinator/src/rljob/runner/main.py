@@ -30,14 +30,21 @@ def main() -> None:
     import uvloop
 
     from rljob.protocol.coordinator_link import RefusedError
-    from rljob.protocol.environment import read_environment, reward_token, reward_urls
+    from rljob.protocol.environment import (
+        environment_token,
+        environment_urls,
+        read_environment,
+        reward_token,
+        reward_urls,
+    )
     from rljob.protocol.model_cache import ModelUnavailableError
     from rljob.runner.app import serve
     from rljob.runner.setup import prepare
 
     try:
         environment = read_environment()
-        uvloop.run(serve(prepare(environment, find_readers(environment.job)), reward_urls(), reward_token()))
+        prepared = prepare(environment, find_readers(environment.job))
+        uvloop.run(serve(prepared, reward_urls(), reward_token(), environment_urls(), environment_token()))
     except (ValueError, RefusedError) as error:
         logging.error("%s", error)
         sys.exit(CONFIGURATION_ERROR)

@@ -8,6 +8,8 @@ from rljob.api.tasks import Task
 from rljob.api.templates import fill, kind_of, value_of
 
 Messages: TypeAlias = list[dict[str, Any]]
+OBSERVATION = "observation"
+"""Column of a task with an environment: the observation."""
 
 
 def content_of(task: Task, row: dict[str, Any]) -> str | Messages:

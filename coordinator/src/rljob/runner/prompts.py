@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rljob.api.tasks import Task
 from rljob.runner.chat import ChatTemplate
 from rljob.runner.data import Source
-from rljob.runner.prompt_content import content_of
+from rljob.runner.prompt_content import OBSERVATION, content_of
 
 KEPT = 4096
 
@@ -47,13 +47,22 @@ class PromptMaker:
     encoder: Encoder
     chat: ChatTemplate | None = None
 
-    def make(self, task: str, problem: dict[str, Any]) -> Prompt:
+    def make(self, task: str, problem: dict[str, Any], observation: str | None = None) -> Prompt:
         """Return the prompt of a row.
+
+        Args:
+            task: name of the task.
+            problem: the row.
+            observation: the first observation of the task's environment. Without it, the prompt of such a task has no
+                text: the loop makes it when the episode has started.
 
         Raises:
             ValueError: the row does not fit the task, or the chat template rejects the messages.
         """
-        content = content_of(self.tasks[task], problem)
+        if self.tasks[task].environment is not None and observation is None:
+            return Prompt(problem, "", b"")
+        row = problem if observation is None else problem | {OBSERVATION: observation}
+        content = content_of(self.tasks[task], row)
         if isinstance(content, str):
             return Prompt(problem, content, self.encoder.encode(content))
         assert self.chat is not None, "setup rejects a task with messages if the model has no chat template"

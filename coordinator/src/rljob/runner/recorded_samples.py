@@ -50,10 +50,13 @@ def _item(prepared: Prepared, ledger: LedgerReader, row: SampleRow) -> ScoreItem
         written = array("i", [token.id for token in turn.written]).tobytes()
         turns.append(ScoreTurn("model", prepared.codec.decode(written)))
     last = len(detail.turns[-1].written) if detail.turns else 0
+    prompt = prepared.maker.make(row.task, problem).text
+    if task.environment is not None and detail.turns:  # the text of its first observation is recorded as tokens only
+        prompt = prepared.codec.decode(array("i", detail.turns[0].given_ids).tobytes())
     return ScoreItem(
         sample=row.id,
         task=row.task,
-        prompt=prepared.maker.make(row.task, problem).text,
+        prompt=prompt,
         completion=turns[-1].text if last else row.text or "",
         finish=row.finish or "",
         problem=problem,

@@ -22,15 +22,17 @@ class SampleScorer(Protocol):
         """Return the score of ``item``; its ``error`` is set if it could not be scored."""
 
 
-def scorer_of(task: Task, clients: Mapping[str, SampleScorer]) -> SampleScorer:
-    """Return the scorer of a task's samples.
+def scorer_of(task: Task, clients: Mapping[str, SampleScorer]) -> SampleScorer | None:
+    """Return the scorer of a task's samples; None: no reward scores them.
 
     Args:
         task: the task.
         clients: name of a reward → its client.
     """
+    if not task.scored:
+        return None
     simple = task.reward_column is None and not task.more_rewards
-    return clients[task.reward] if simple else RewardRouter(task, clients)
+    return clients[task.reward] if simple and task.reward is not None else RewardRouter(task, clients)
 
 
 class RewardRouter:
@@ -51,9 +53,11 @@ class RewardRouter:
             main = self._task.reward_of(item.problem, self._clients)
         except ValueError as error:
             return Score(item.sample, 0.0, {}, str(error)[:MAX_ERROR])
-        if not self._task.more_rewards:
+        if main is None and not self._task.more_rewards:
+            return Score(item.sample, 0.0)
+        if main is not None and not self._task.more_rewards:
             return await self._clients[main].score(item)
-        weights = {main: 1.0}
+        weights = {main: 1.0} if main is not None else {}
         for more in self._task.more_rewards:
             weights[more.name] = weights.get(more.name, 0.0) + more.weight
         scores = await asyncio.gather(*(self._clients[name].score(item) for name in weights))

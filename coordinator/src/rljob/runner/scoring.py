@@ -58,8 +58,8 @@ class ServiceFailedError(Exception):
 
 
 def reward_session() -> aiohttp.ClientSession:
-    """Return a session for all clients of a process. It stores no cookies and decompresses no replies, because a small
-    compressed reply can be large."""
+    """Return a session for all clients of a process, of rewards and environments. It stores no cookies and decompresses
+    no replies, because a small compressed reply can be large."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -211,7 +211,7 @@ class RewardClient:
             ) as response:
                 status, location = response.status, response.headers.get("Location", "")
                 longest = samples * MAX_SCORE_BYTES if status == 200 else REFUSAL_BYTES
-                answer = await _read_at_most(response.content, longest + 1)
+                answer = await read_at_most(response.content, longest + 1)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._report_unavailable(str(error))
             return None
@@ -224,7 +224,7 @@ class RewardClient:
         if status > 500 or status in RETRY_STATUSES:
             self._report_unavailable(f"HTTP {status}")
             return None
-        summary = f"HTTP {status}: {_one_line(answer[:REFUSAL_BYTES])}"
+        summary = f"HTTP {status}: {one_line(answer[:REFUSAL_BYTES])}"
         if status == 500:
             raise ServiceFailedError(self._report_failure(f"answered {summary}"))
         self._report_available()
@@ -241,7 +241,7 @@ class RewardClient:
                 return f"reward {self._name} refused the run's token ({summary}); it must accept its RLJOB_TOKEN"
             return f"reward {self._name} requires a token ({summary}); rljob sends none to a reward with url"
         if 300 <= status < 400:
-            where = _one_line(location.encode(errors="replace")[:REFUSAL_BYTES])
+            where = one_line(location.encode(errors="replace")[:REFUSAL_BYTES])
             return (
                 f"reward {self._name} redirects to {where or 'no address'} (HTTP {status}); redirects are not followed"
             )
@@ -304,7 +304,7 @@ class _ExclusiveGate:
                 self._changed.notify_all()
 
 
-async def _read_at_most(content: aiohttp.StreamReader, most: int) -> bytes:
+async def read_at_most(content: aiohttp.StreamReader, most: int) -> bytes:
     """Return the body of a reply, or its first ``most`` bytes."""
     body = bytearray()
     while len(body) < most and (part := await content.read(most - len(body))):
@@ -312,7 +312,8 @@ async def _read_at_most(content: aiohttp.StreamReader, most: int) -> bytes:
     return bytes(body)
 
 
-def _one_line(text: bytes) -> str:
+def one_line(text: bytes) -> str:
+    """Return a part of a reply for a message."""
     return " ".join(text.decode(errors="replace").split())
 
 

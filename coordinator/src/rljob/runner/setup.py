@@ -20,6 +20,7 @@ from rljob.api.tasks import Task, TaskData
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.model_cache import read_model
 from rljob.runner.chat import ChatTemplate
+from rljob.runner.conversation import Conversation
 from rljob.runner.data import Source, digests
 from rljob.runner.data.readers import DataReaders, RowCheck, open_source
 from rljob.runner.data.table import TableSource
@@ -156,13 +157,19 @@ class _Preparation:
 
         def check_row(row: dict[str, Any]) -> None:
             for name in (task.reward_of(row, names), *(more.name for more in task.more_rewards)):
-                if (check_by_reward := checks.get(name)) is not None:
+                if name is not None and (check_by_reward := checks.get(name)) is not None:
                     check_by_reward(row)
 
         return check_row
 
     def _check_prompts(self, task: Task, problems: list[dict[str, Any]]) -> None:
-        """Check the contents of a split's first rows, and their prompts if the model exists."""
+        """Check the contents of a split's first rows, and their prompts if the model exists.
+
+        The observations of an environment are not known yet: its prompts are rendered with a sample text.
+        """
+        if task.environment is not None:
+            self._check_conversation(task, problems[0])
+            return
         for problem in problems:
             content_of(task, problem)
         if self.codec is None or (task.prompt is None and self.chat is None):
@@ -184,6 +191,13 @@ class _Preparation:
                 lengths[-1],
                 limit,
             )
+
+    def _check_conversation(self, task: Task, row: dict[str, Any]) -> None:
+        """Render the first two observations of a task with an environment."""
+        if self.codec is None or (task.messages is not None and self.chat is None):
+            return
+        PromptMaker({task.name: task}, self.codec, self.chat).make(task.name, row, "observation")
+        Conversation(task, self.codec, self.chat, self.codec.stop_token_ids).text(row, "observation")
 
     def _evaluated(self, task: Task) -> bool:
         return self.spec.evaluation is not None and task.name in (self.spec.evaluation.tasks or [])

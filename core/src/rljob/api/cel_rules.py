@@ -53,8 +53,16 @@ def _spec() -> Iterator[CelRule]:
     )
     yield CelRule(
         "spec",
-        "self.tasks.all(task, self.rewards.exists(reward, reward.name == task.reward))",
+        "self.tasks.all(task, has(task.reward) ? self.rewards.exists(reward, reward.name == task.reward) : "
+        "has(task.environment))",
         "the reward of a task is not defined; add it to rewards",
+        ".tasks",
+    )
+    yield CelRule(
+        "spec",
+        "self.tasks.all(task, has(task.environment) ? "
+        "self.environments.exists(entry, entry.name == task.environment.name) : task.loop != 'environment')",
+        "the environment of a task is not defined; add it to environments",
         ".tasks",
     )
     yield from _data_of_builtins()
@@ -163,7 +171,7 @@ def _data_of_builtins() -> Iterator[CelRule]:
         yield CelRule(
             "spec",
             f"self.tasks.all(task, {fits} || !self.rewards.exists(reward, "
-            f"reward.name == task.reward && has(reward.builtin) && ({named})))",
+            f"has(task.reward) && reward.name == task.reward && has(reward.builtin) && ({named})))",
             f"a task's reward is the builtin {' or '.join(names)}, which scores {REWARDS[names[0]].accepted} data "
             "only; use another reward",
             ".tasks",

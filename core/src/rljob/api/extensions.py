@@ -63,7 +63,10 @@ AGGREGATIONS: Registry = {
 }
 BACKENDS: Registry = {"fsdp": "rljob.trainer.backends.fsdp.backend:FsdpBackend"}
 ENGINES: Registry = {name: engine.adapter for name, engine in engine_registry.ENGINES.items()}
-LOOPS: Registry = {"single_turn": "rljob.runner.loops.single_turn:single_turn"}
+LOOPS: Registry = {
+    "single_turn": "rljob.runner.loops.single_turn:single_turn",
+    "environment": "rljob.runner.loops.episode_loop:environment",
+}
 
 MODULE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
 REFERENCE = f"{MODULE}:{MODULE}"

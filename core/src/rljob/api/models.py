@@ -118,9 +118,9 @@ class RLJobSpec(Model):
     """Tasks to train on."""
     evaluation: Evaluation | None = None
     """Evaluation on held-out problems. Default: none."""
-    rewards: Annotated[list[Reward], Field(min_length=1, max_length=64)]
-    """Reward services."""
-    environments: Annotated[list[Environment], Field(max_length=64), FieldMeta(unsupported=True)] = []
+    rewards: Annotated[list[Reward], Field(max_length=64)] = []
+    """Reward services. A job whose tasks all have environments needs none."""
+    environments: Annotated[list[Environment], Field(max_length=64)] = []
     """Environment services for multi-turn trajectories."""
     trainer: Trainer = Trainer()
     """The trainer."""

@@ -15,6 +15,7 @@ from rljob.api.models import RLJob
 from rljob.api.roles import Rollout, Trainer
 
 DEFAULT_PROMPT = "{question}\n"
+DEFAULT_EPISODE_PROMPT = "{observation}\n"
 HELD_OUT_FRACTION = 0.1
 CPU_MICROBATCH_TOKENS = 16_384
 IN_STORAGE = "job://"
@@ -49,7 +50,7 @@ def resolve(job: RLJob, accelerator: AcceleratorKind = "cpu") -> RLJob:
         resolved.spec.evaluation.tasks = [task.name for task in resolved.spec.tasks]
     for task in resolved.spec.tasks:
         if task.prompt is None and task.messages is None and task.messages_column is None:
-            task.prompt = DEFAULT_PROMPT
+            task.prompt = DEFAULT_PROMPT if task.environment is None else DEFAULT_EPISODE_PROMPT
         for table in (task.data.jsonl, task.data.parquet):
             if table is not None and table.held_out_fraction is None:
                 table.held_out_fraction = HELD_OUT_FRACTION if table.held_out_path is None else 0.0

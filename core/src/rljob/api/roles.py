@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rljob.api.base import Collectives, Model, Name, Quantity, Text, Url
+from rljob.api.environments import ENVIRONMENTS, environment_docs, environment_option_docs
 from rljob.api.extensions import BACKENDS, ENGINES, Extension, Reference
 from rljob.api.field_metadata import FieldMeta
 from rljob.api.kubernetes import NO_PODS, Accelerator, Rdma
@@ -81,20 +82,38 @@ class Reward(Model):
 
 
 class Environment(Model):
-    """An environment service: `builtin`, `url`, or a container of your own, as for rewards."""
+    """An environment service: `builtin`, `function`, `url`, or a program of your own in `local`. In a cluster only an
+    environment with `url` is supported yet."""
 
     name: Name
-    """Name of the environment."""
-    builtin: Name | None = None
-    """Environment that ships with rljob."""
+    """Name that tasks refer to."""
+    builtin: Annotated[
+        Annotated[str, Extension(ENVIRONMENTS, references=False)] | None, Field(description=environment_docs())
+    ] = None
+    function: Reference | None = None
+    """Environment of your own package as `module:attribute`: a class with `reset(seed, row)` and `step(action)`, or an
+    `EnvironmentKind` with options."""
+    config: Annotated[dict[Text, Any], Field(max_length=64, description=environment_option_docs())] = {}
     url: Url | None = None
-    """Address of a service outside the job."""
-    template: PodTemplate | None = None
+    """Address of a service outside the job that speaks the session protocol."""
+    template: Annotated[PodTemplate | None, FieldMeta(unsupported=True)] = None
     """As in `rewards`."""
     local: LocalCommand | None = None
     """As in `rewards`."""
-    replicas: Replicas = Replicas()
+    replicas: Annotated[Replicas, FieldMeta(unsupported=True)] = Replicas()
     """Pods of the service."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
+    """Time limit for a reset or a step. After this time it is cancelled, and the sample counts as failed."""
+    max_sessions: Annotated[int, Field(ge=1, le=1_048_576)] = 4096
+    """Episodes at a time. Further ones wait."""
+    idle_seconds: Annotated[float, Field(ge=1, le=604_800)] = 3600.0
+    """A session without requests for this long is removed. It must be longer than an answer of the model takes, pauses
+    for weight updates and evaluations included."""
+
+    @property
+    def served_by_rljob(self) -> bool:
+        """Whether rljob's own service runs the episodes: a builtin or a function."""
+        return self.builtin is not None or self.function is not None
 
 
 class Optimizer(Model):

@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 from rljob.api.base import Model, Name, Text
 from rljob.api.extensions import LOOPS, Extension
 
-SOURCES = ("reasoningGym", "jsonl", "parquet", "datasets")
+SOURCES = ("reasoningGym", "jsonl", "parquet", "datasets", "seeds")
 """Fields of `TaskData`. A task has exactly one of them."""
 
 
@@ -53,6 +53,14 @@ class DatasetsDirectory(Model):
     """As in `jsonl`."""
 
 
+class Seeds(Model):
+    """Rows with only a `seed`, for environments that generate their problems from it."""
+
+    train: Annotated[int, Field(ge=1, le=1 << 40)] | None = None
+    """Different rows of training, after which they repeat. Default: unlimited. Held-out rows have other seeds and are
+    unlimited."""
+
+
 class TaskData(Model):
     """Source of the prompts of a task: exactly one."""
 
@@ -64,6 +72,8 @@ class TaskData(Model):
     """A Parquet file."""
     datasets: DatasetsDirectory | None = None
     """A directory of the `datasets` library."""
+    seeds: Seeds | None = None
+    """Generated rows with only a `seed`."""
     columns: Annotated[dict[Text, Text], Field(max_length=64)] = {}
     """Renames columns: name for the template and the reward → column in the data. `{question: prompt}` reads the column
     `prompt` as `question`. Other columns keep their names."""
@@ -101,6 +111,21 @@ class WeightedReward(Model):
     """Factor of this reward in the sum."""
 
 
+class TaskEnvironment(Model):
+    """The environment in which the model of a task acts, turn by turn."""
+
+    name: Name
+    """Name of an entry of `environments`."""
+    max_turns: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Answers of the model in an episode, at most."""
+    observation: Annotated[Text, Field(min_length=1)] = "{observation}"
+    """Template of every observation after the first one, which is part of the task's `prompt` or `messages`. For a task
+    with `prompt`: the text between two answers. For a task with `messages`: the content of the user's message."""
+    on_context_limit: Literal["end", "fail"] = "end"
+    """If an observation leaves no room for an answer of `sampling.maxTokens` in `maxModelLength`: `end` the episode,
+    which is scored with its rewards so far, or `fail` the sample."""
+
+
 class Task(Model):
     """Prompts with their reward."""
 
@@ -112,16 +137,20 @@ class Task(Model):
     """Source of prompts."""
     prompt: Text | None = None
     """Template of the prompt as plain text. {column} is replaced by the value of a column (for reasoning-gym:
-    {question}); {{ and }} are braces. Default without `messages` and `messagesColumn`: "{question}" and a newline."""
+    {question}); {{ and }} are braces. Default without `messages` and `messagesColumn`: "{question}" and a newline, with
+    an environment "{observation}" and a newline."""
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=64)] | None = None
     """The prompt as a chat, rendered with the model's chat template."""
     messages_column: Annotated[Text, Field(min_length=1)] | None = None
     """Column with the chat: a list of {role, content}."""
     loop: Annotated[str, Extension(LOOPS)] = "single_turn"
-    """How a trajectory is driven. `single_turn`: one prompt, one answer, one score. Or `module:function` of your own
-    package."""
-    reward: Name
-    """Name of an entry of `rewards`."""
+    """How a trajectory is driven. `single_turn`: one prompt, one answer, one score. `environment`: turn by turn in the
+    task's environment. Or `module:function` of your own package."""
+    environment: TaskEnvironment | None = None
+    """Environment of the loop. Its first observation is the column `observation` of `prompt` or `messages`."""
+    reward: Name | None = None
+    """Name of an entry of `rewards`. Required without an environment. With one, the score of the last answer is added
+    to the rewards of the environment; null: they are the reward."""
     reward_column: Annotated[Text, Field(min_length=1)] | None = None
     """Column with the name of the row's reward, an entry of `rewards`, in place of `reward`. Rows without the column,
     or with null, use `reward`."""
@@ -134,10 +163,15 @@ class Task(Model):
     @property
     def named_rewards(self) -> list[str]:
         """Names of the rewards in the manifest; rows may name others."""
-        return [self.reward, *(more.name for more in self.more_rewards)]
+        return [name for name in (self.reward, *(more.name for more in self.more_rewards)) if name is not None]
 
-    def reward_of(self, row: Mapping[str, Any], known: Collection[str]) -> str:
-        """Return the name of the reward of a row, without those that are added to it.
+    @property
+    def scored(self) -> bool:
+        """Whether a reward service scores the samples."""
+        return bool(self.named_rewards) or self.reward_column is not None
+
+    def reward_of(self, row: Mapping[str, Any], known: Collection[str]) -> str | None:
+        """Return the name of the reward of a row, without those that are added to it; None: it has none.
 
         Args:
             row: of the task's data.

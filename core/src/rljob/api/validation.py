@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from rljob.api.algorithm_checks import algorithm_problems
 from rljob.api.engine_registry import refused
+from rljob.api.environments import ENVIRONMENTS
 from rljob.api.kubernetes import GPUS
 from rljob.api.model_address import HUB_FORM, S3_FORM, parse_address
 from rljob.api.optimizer_checks import optimizer_problems
@@ -19,7 +20,7 @@ from rljob.api.templates import columns_of
 if TYPE_CHECKING:
     from rljob.api.kubernetes import Destination, Peer
     from rljob.api.models import RLJobSpec
-    from rljob.api.roles import Reward, Rollout, Trainer
+    from rljob.api.roles import Environment, Reward, Rollout, Trainer
     from rljob.api.tasks import Task, TaskData
 
 
@@ -32,6 +33,8 @@ def problems(spec: RLJobSpec) -> Iterator[str]:
     yield from _evaluation(spec)
     for i, reward in enumerate(spec.rewards):
         yield from _reward(f"rewards[{i}]", reward)
+    for i, environment in enumerate(spec.environments):
+        yield from _environment(f"environments[{i}]", environment)
     yield from _rollouts(spec)
     yield from _purposes(spec)
     yield from algorithm_problems(spec)
@@ -95,20 +98,22 @@ def _location(field: str, text: str, others: str = "") -> Iterator[str]:
 def _tasks(spec: RLJobSpec) -> Iterator[str]:
     rewards = {reward.name: reward for reward in spec.rewards}
     for i, task in enumerate(spec.tasks):
-        if task.reward not in rewards:
+        if task.reward is None and task.environment is None:
+            yield f"tasks[{i}].reward: required for a task without an environment; name one of rewards"
+        elif task.reward is not None and task.reward not in rewards:
             yield (
                 f"tasks[{i}].reward: {task.reward!r} is not defined; there are {', '.join(rewards)}; "
                 "name one of them, or add it to rewards"
             )
         data_problems = list(_data(f"tasks[{i}].data", task.data))
         yield from data_problems
-        fields = {f"tasks[{i}].reward": task.reward}
+        fields = {f"tasks[{i}].reward": task.reward} if task.reward is not None else {}
         for j, more in enumerate(task.more_rewards):
             where = f"tasks[{i}].moreRewards[{j}].name"
             fields[where] = more.name
             if more.name not in rewards:
                 yield f"{where}: {more.name!r} is not defined; there are {', '.join(rewards)}; name one of them"
-            elif more.name in task.named_rewards[: j + 1]:
+            elif more.name in (task.reward, *(each.name for each in task.more_rewards[:j])):
                 yield f"{where}: {more.name!r} is named twice for the task; name it once"
         for where, name in fields.items():
             builtin = rewards[name].builtin if name in rewards else None
@@ -118,6 +123,7 @@ def _tasks(spec: RLJobSpec) -> Iterator[str]:
                     f"{REWARDS[builtin].accepted} data only; use another reward"
                 )
         yield from _prompt(f"tasks[{i}]", task)
+        yield from _task_environment(spec, f"tasks[{i}]", task)
 
 
 def _evaluation(spec: RLJobSpec) -> Iterator[str]:
@@ -177,13 +183,63 @@ def _prompt(path: str, task: Task) -> Iterator[str]:
         yield f"{path}.messages: the last message is the assistant's; end with the message that the model answers"
 
 
-def _reward(path: str, reward: Reward) -> Iterator[str]:
-    given = {"builtin": reward.builtin, "function": reward.function, "url": reward.url, "local": reward.local}
+def _task_environment(spec: RLJobSpec, path: str, task: Task) -> Iterator[str]:
+    known = [entry.name for entry in spec.environments]
+    if task.environment is None:
+        if task.loop == "environment":
+            yield f"{path}.environment: the loop environment needs one; name one of environments, or set another loop"
+        return
+    if task.environment.name not in known:
+        yield (
+            f"{path}.environment.name: {task.environment.name!r} is not defined; there are "
+            f"{', '.join(known) or 'none'}; name one of them, or add it to environments"
+        )
+    if task.loop == "single_turn":
+        yield f"{path}.loop: single_turn makes no step in an environment; set loop: environment"
+    if task.messages_column is not None:
+        yield (
+            f"{path}.messagesColumn: the chat of a column has no place for the first observation; write messages with "
+            "{observation}"
+        )
+    templates = {f"{path}.prompt": [task.prompt]} if task.prompt is not None else {}
+    if task.messages:
+        templates[f"{path}.messages"] = [message.content for message in task.messages]
+    templates[f"{path}.environment.observation"] = [task.environment.observation]
+    for field, texts in templates.items():
+        try:
+            named = set().union(*(columns_of(text) for text in texts))
+        except ValueError as error:
+            if field.endswith("observation"):  # the others are checked with the prompt
+                yield f"{field}: {error}"
+            continue
+        if "observation" not in named:
+            yield f"{field}: the template does not name the observation; put {{observation}} where it goes"
+
+
+def _environment(path: str, environment: Environment) -> Iterator[str]:
+    forms = yield from _forms(path, environment, "environment")
+    if environment.builtin is not None:
+        for problem in ENVIRONMENTS[environment.builtin].option_problems(environment.config):
+            yield f"{path}.{problem}"
+    elif environment.config and forms and environment.function is None:
+        yield f"{path}.config: applies to a builtin or a function only; remove it, and configure the service itself"
+
+
+def _forms(path: str, service: Reward | Environment, what: str) -> Generator[str, None, list[str]]:
+    """Check that a service has one form; return the forms that are given."""
+    given = {"builtin": service.builtin, "function": service.function, "url": service.url, "local": service.local}
     forms = [name for name, value in given.items() if value is not None]
-    if len(forms) > 1 or (not forms and reward.template is None):
-        cause = f"{' and '.join(forms)} are given" if forms else "no scorer is given"
+    if len(forms) > 1 or (not forms and service.template is None):
+        cause = f"{' and '.join(forms)} are given" if forms else f"no {what} is given"
         yield f"{path}: {cause}; give exactly one of {', '.join(given)}"
-    elif reward.url is not None and reward.template is not None:
+    return forms
+
+
+def _reward(path: str, reward: Reward) -> Iterator[str]:
+    forms = yield from _forms(path, reward, "scorer")
+    if len(forms) > 1 or (not forms and reward.template is None):
+        return
+    if reward.url is not None and reward.template is not None:
         yield f"{path}.template: a service with url has no pod in the job; remove one of them"
     elif reward.builtin is not None:
         for problem in REWARDS[reward.builtin].option_problems(reward.config):

@@ -115,6 +115,12 @@ def _reward_pod(ctx: RenderContext, role: RoleKey, service: Reward) -> PodSettin
     )
 
 
+def _environment_urls(ctx: RenderContext) -> dict[str, str]:
+    """Return the variable with the addresses of environments; none without environments, as in earlier versions."""
+    urls = {entry.name: entry.url for entry in ctx.job.spec.environments if entry.url is not None}
+    return {"RLJOB_ENVIRONMENT_URLS": json.dumps(urls)} if urls else {}
+
+
 def runner(ctx: RenderContext) -> RenderedRole:
     """Return the runner's role."""
     spec = ctx.job.spec
@@ -124,7 +130,10 @@ def runner(ctx: RenderContext) -> RenderedRole:
         role,
         image="runner",
         command=["python", "-m", "rljob.runner.main"],
-        variables={"RLJOB_REWARD_URLS": json.dumps({entry.name: reward_url(ctx, entry) for entry in spec.rewards})},
+        variables={
+            "RLJOB_REWARD_URLS": json.dumps({entry.name: reward_url(ctx, entry) for entry in spec.rewards}),
+            **_environment_urls(ctx),
+        },
         tokens={"RLJOB_TOKEN_FILE": "runner", "RLJOB_REWARD_TOKEN_FILE": "reward"},
         reads_models=True,
         probes=file_probes(spec.failure_policy.hang_seconds),

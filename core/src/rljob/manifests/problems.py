@@ -14,7 +14,15 @@ from rljob.manifests.resources import ELASTIC
 
 def problems(job: RLJob) -> list[str]:
     """Return one message for each field with a value that is invalid in a cluster."""
-    return [*_paths(job), *_user_code(job), *_rewards(job), *_pools(job), *_host_network(job), *_processes(job)]
+    return [
+        *_paths(job),
+        *_user_code(job),
+        *_rewards(job),
+        *_environments(job),
+        *_pools(job),
+        *_host_network(job),
+        *_processes(job),
+    ]
 
 
 def _paths(job: RLJob) -> Iterator[str]:
@@ -67,6 +75,15 @@ def _rewards(job: RLJob) -> Iterator[str]:
             )
         elif not own_image:
             yield (f"spec.rewards[{i}].template: has no image; set the image of its container {MAIN}, or set builtin")
+
+
+def _environments(job: RLJob) -> Iterator[str]:
+    for i, environment in enumerate(job.spec.environments):
+        if environment.url is None:
+            yield (
+                f"spec.environments[{i}]: a cluster does not run environment services yet; give the url of one that "
+                "runs outside the job, or use rljob run"
+            )
 
 
 def _pools(job: RLJob) -> Iterator[str]:

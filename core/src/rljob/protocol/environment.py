@@ -42,6 +42,7 @@ class ComponentEnvironment:
     reward → address. RLJOB_HOST: address at which other processes reach this one (weight groups), without brackets.
     RLJOB_INSTANCE: name of the pod. RLJOB_TOKEN_FILE: file with the role's token, instead of RLJOB_TOKEN.
     RLJOB_REWARD_TOKEN, RLJOB_REWARD_TOKEN_FILE (runner only): the token of the rewards, likewise.
+    RLJOB_ENVIRONMENT_URLS, RLJOB_ENVIRONMENT_TOKEN (runner only): the same for environments.
     """
 
     job: RLJob
@@ -141,3 +142,13 @@ def reward_urls() -> dict[str, str]:
 def reward_token() -> str:
     """Return the token of the rewards that rljob starts, from RLJOB_REWARD_TOKEN_FILE or RLJOB_REWARD_TOKEN."""
     return _token("RLJOB_REWARD_TOKEN", "RLJOB_REWARD_TOKEN_FILE")
+
+
+def environment_urls() -> dict[str, str]:
+    """Return environment name → address from RLJOB_ENVIRONMENT_URLS."""
+    return msgspec.json.decode(os.environ.get("RLJOB_ENVIRONMENT_URLS", "{}"), type=dict[str, str])
+
+
+def environment_token() -> str:
+    """Return the token of the environments that rljob starts, from RLJOB_ENVIRONMENT_TOKEN."""
+    return os.environ.get("RLJOB_ENVIRONMENT_TOKEN", "")

@@ -28,9 +28,10 @@ def main() -> None:
 
     end_on_sigterm()
     from rljob.protocol.environment import LOG_LEVEL, read_environment, remove_token
-    from rljob.rewards.sdk import FORMAT, reward_of, run
+    from rljob.protocol.service_server import LOG_FORMAT
+    from rljob.rewards.sdk import reward_of, run
 
-    logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), format=FORMAT)
+    logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), format=LOG_FORMAT)
     try:
         environment = read_environment()
         remove_token()
@@ -100,12 +101,13 @@ def serve_function(reference: str, listen: str, processes: int, timeout_seconds:
     from rljob.api.extensions import load
     from rljob.api.roles import Reward
     from rljob.protocol.environment import LOG_LEVEL
+    from rljob.protocol.service_server import LOG_FORMAT
     from rljob.protocol.startup import end_on_sigterm
     from rljob.rewards.evaluate import RewardEvaluator
-    from rljob.rewards.sdk import FORMAT, run
+    from rljob.rewards.sdk import run
 
     end_on_sigterm()
-    logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), format=FORMAT)
+    logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), format=LOG_FORMAT)
     try:
         found = load({}, reference, "rljob reward serve")
         scorer = found() if isinstance(found, type) else found

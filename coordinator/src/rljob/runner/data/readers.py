@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TypeAlias
 from rljob.api.tasks import DatasetsDirectory, ReasoningGym, Table, Task
 from rljob.runner.data import Source
 from rljob.runner.data.jsonl import JsonLines
+from rljob.runner.data.seed_rows import SeedRows
 from rljob.runner.data.table import Row, TableRows, TableSource, draw_order
 from rljob.runner.prompt_content import content_of, identity
 
@@ -47,6 +49,8 @@ def open_source(
         ValueError: the data is invalid; the message names the field, the cause and the remedy.
     """
     data = task.data
+    if data.seeds is not None:
+        return SeedRows(data.seeds, seed)
     if data.reasoning_gym is not None:
         assert readers.reasoning_gym is not None
         return readers.reasoning_gym(data.reasoning_gym, seed, f"{where}.reasoningGym")
@@ -99,7 +103,7 @@ def _identify(task: Task, row_check: RowCheck | None) -> Callable[[Row], str]:
     """Return a function that checks a row against task and reward, and returns the text that identifies its prompt."""
 
     def identify(row: Row) -> str:
-        text = identity(content_of(task, row))
+        text = identity(content_of(task, row)) if task.environment is None else json.dumps(row, sort_keys=True)
         if row_check is not None:
             row_check(row)
         return text

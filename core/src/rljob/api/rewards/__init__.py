@@ -7,9 +7,9 @@ built-in reward. A reward of a user's own package is a function or a :class:`Rew
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
+from rljob.api.configurable import NoOptions, describe_options
 from rljob.api.rewards import (
     answer_format,
     code,
@@ -25,7 +25,7 @@ from rljob.api.rewards import (
     repetition,
 )
 from rljob.api.rewards.combined import combined_kind
-from rljob.api.rewards.kind import NoOptions, Regex, RewardKind, Row, Scorer
+from rljob.api.rewards.kind import Regex, RewardKind, Row, Scorer
 from rljob.api.rewards.outcome import NotScored, Parts, batch, is_batch
 
 __all__ = [
@@ -69,19 +69,9 @@ def builtin_docs() -> str:
 def option_docs() -> str:
     """Return the description of ``spec.rewards[].config``."""
     parts = ["Options of a `builtin`, or of a `function` that names a `RewardKind`."]
-    for name, kind in REWARDS.items():
-        schema = kind.options.model_json_schema(by_alias=True)
-        options = [
-            f"`{option}` ({' '.join(field.get('description', '').split())}; {_default(field)})"
-            for option, field in schema.get("properties", {}).items()
-        ]
-        parts.append(f"`{name}`: {', '.join(options) or 'none'}.")
+    parts += [f"`{name}`: {describe_options(kind.options)}." for name, kind in REWARDS.items()]
     return " ".join(parts)
 
 
 def _about(kind: RewardKind) -> str:
     return kind.summary if kind.data is None else f"{kind.summary} For {kind.accepted} data only."
-
-
-def _default(field: dict[str, object]) -> str:
-    return f"default {json.dumps(field['default'])}" if "default" in field else "required"

@@ -6,29 +6,23 @@ that only the reward service has.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import GetCoreSchemaHandler, ValidationError
+from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from rljob.api.base import Model
-from rljob.api.errors import path_text, sentences_of
+from rljob.api.configurable import NoOptions, check_options, option_problems, parse
 from rljob.api.rewards.outcome import Parts
 from rljob.api.tasks import SOURCES, Task
-from rljob.api.unsupported import on_one_line
 
 Row: TypeAlias = Mapping[str, Any]
 """A row of a task's data, its columns renamed by ``data.columns``."""
 Scorer: TypeAlias = Callable[..., float | tuple[float, Mapping[str, float]] | Parts | None]
 """Scores one finished sample. Its parameters are described in :mod:`rljob.rewards.sdk`."""
-
-
-class NoOptions(Model):
-    """No options."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +50,7 @@ class RewardKind:
         for source in self.data or ():
             if source not in SOURCES:
                 raise ValueError(f"data of a RewardKind contains {source!r}; sources are {', '.join(SOURCES)}")
-        if not (isinstance(self.options, type) and issubclass(self.options, Model)):
-            raise ValueError(f"options of a RewardKind is {self.options!r}; name a subclass of rljob.api.base.Model")
+        check_options(self.options, "a RewardKind")
 
     def accepts(self, sources: Sequence[str]) -> bool:
         """Return whether the reward scores rows of data with these sources."""
@@ -69,24 +62,12 @@ class RewardKind:
         return " or ".join(source for source in SOURCES if self.data is None or source in self.data)
 
     def parse(self, config: Mapping[str, Any]) -> Model:
-        """Return the options in ``config``. Types are JSON types, as in the manifest.
-
-        Raises:
-            pydantic.ValidationError: an option is unknown, invalid or missing.
-        """
-        return self.options.model_validate_json(json.dumps(config), strict=True, by_alias=True, by_name=False)
+        """See :func:`rljob.api.configurable.parse`."""
+        return parse(self, config)
 
     def option_problems(self, config: Mapping[str, Any]) -> Iterator[str]:
-        """Yield ``config.OPTION: sentence`` for each invalid option."""
-        try:
-            self.parse(config)
-        except ValidationError as error:
-            for detail in error.errors(include_url=False):
-                if detail["type"] in ("value_error", "assertion_error"):  # raised by a validator of the model itself
-                    path, sentence = path_text(["config", *detail["loc"]]), on_one_line(str(detail["ctx"]["error"]))
-                    yield f"{path}{sentence}" if sentence.startswith("[") else f"{path}: {sentence}"  # [0].name: …
-                else:
-                    yield from (f"config.{sentence}" for sentence in sentences_of(detail, self.options))
+        """See :func:`rljob.api.configurable.option_problems`."""
+        return option_problems(self, config)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,54 @@
+"""What the HTTP applications of all services share: refusals, bodies, probes and metrics."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.requests import ClientDisconnect
+
+RETRY_SECONDS = "1"
+NO_TOKEN = "this request requires the token that rljob gave to the job's runner"
+
+
+class RequestRejectedError(Exception):
+    """A request is answered with ``status`` and this sentence."""
+
+    def __init__(self, status: int, sentence: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.headers = headers
+
+    def response(self) -> Response:
+        """Return the answer to the request."""
+        return Response(f"{self}\n", self.status, self.headers, media_type="text/plain")
+
+
+def busy(sentence: str) -> RequestRejectedError:
+    """Return the refusal of a request that its client repeats later."""
+    return RequestRejectedError(429, sentence, {"Retry-After": RETRY_SECONDS})
+
+
+async def read_body(request: Request) -> bytes:
+    """Return the body, whose length :class:`rljob.protocol.http_server.HttpServer` bounds.
+
+    Raises:
+        RequestRejectedError: it is incomplete.
+    """
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise RequestRejectedError(400, "the body is incomplete") from None
+
+
+def add_probes(app: FastAPI, registry: CollectorRegistry) -> None:
+    """Add /healthz, /readyz and /metrics. A service is loaded before it listens, so it is always ready."""
+
+    async def ok() -> Response:
+        return Response("ok\n", media_type="text/plain")
+
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    app.add_api_route("/healthz", ok)
+    app.add_api_route("/readyz", ok)
+    app.add_api_route("/metrics", metrics)
