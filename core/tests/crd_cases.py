@@ -57,6 +57,13 @@ def _jsonl(*fields: str) -> str:
 
 
 _EXACT = "spec.rewards[0].builtin=exact_match"
+_ACTING = (
+    "spec.environments=[{name: lake, builtin: frozen_lake}]",
+    "spec.tasks[0].environment={name: lake}",
+    "spec.tasks[0].loop=environment",
+    "spec.tasks[0].data={seeds: {}}",
+    "spec.tasks[0].reward=null",
+)
 _TEMPLATE = "{spec: {containers: [{name: main, image: mine}]}}"
 
 GOOD = [
@@ -139,6 +146,70 @@ FIELDS = [
         "no model is named 'policy'; name the model to train 'policy'",
     ),
     Case("a reward that is not defined", ("spec.tasks[0].reward=none",), "is not defined"),
+    Case(
+        "a task without a reward and an environment",
+        ("spec.tasks[0].reward=null",),
+        "required for a task without an environment; name one of rewards",
+    ),
+    Case(
+        "an environment that is not defined",
+        (*_ACTING, "spec.tasks[0].environment.name=maze"),
+        "is not defined",
+    ),
+    Case(
+        "the loop of environments without one",
+        ("spec.tasks[0].loop=environment",),
+        "the loop environment needs one; name one of environments, or set another loop",
+    ),
+    Case(
+        "an environment with a loop that makes no step in it",
+        (*_ACTING, "spec.tasks[0].loop=single_turn"),
+        "tasks[0].loop: single_turn makes no step in an environment; set loop: environment",
+        "",
+        MANY,
+    ),
+    Case(
+        "an environment with the chat of a column",
+        (*_ACTING, "spec.tasks[0].messagesColumn=chat"),
+        "tasks[0].messagesColumn: the chat of a column has no place for the first observation",
+        "",
+        MANY,
+    ),
+    Case(
+        "a prompt without the observation",
+        (*_ACTING, "spec.tasks[0].prompt='{seed}'"),
+        "tasks[0].prompt: the template does not name the observation",
+        "",
+        MANY,
+    ),
+    Case(
+        "an observation that is no template",
+        (*_ACTING, "spec.tasks[0].environment.observation='{'"),
+        "tasks[0].environment.observation: is not a template",
+        "",
+        MANY,
+    ),
+    Case(
+        "an environment with two forms",
+        (*_ACTING, "spec.environments[0].url=http://a"),
+        "environments[0]: builtin and url are given; give exactly one of builtin, function, url, local",
+        "",
+        MANY,
+    ),
+    Case(
+        "an unknown option of an environment",
+        (*_ACTING, "spec.environments[0].config.sise=4"),
+        "environments[0].config.sise: unknown field; did you mean size?",
+        "",
+        UNTYPED,
+    ),
+    Case(
+        "options of an environment outside the job",
+        ("spec.environments=[{name: lake, url: 'http://a', config: {size: 4}}]",),
+        "environments[0].config: applies to a builtin or a function only",
+        "",
+        MANY,
+    ),
     Case(
         "data that reasoning_gym cannot score",
         (_jsonl(),),

@@ -53,15 +53,14 @@ def _spec() -> Iterator[CelRule]:
     )
     yield CelRule(
         "spec",
-        "self.tasks.all(task, has(task.reward) ? self.rewards.exists(reward, reward.name == task.reward) : "
-        "has(task.environment))",
+        "self.tasks.all(task, !has(task.reward) || self.rewards.exists(reward, reward.name == task.reward))",
         "the reward of a task is not defined; add it to rewards",
         ".tasks",
     )
     yield CelRule(
         "spec",
-        "self.tasks.all(task, has(task.environment) ? "
-        "self.environments.exists(entry, entry.name == task.environment.name) : task.loop != 'environment')",
+        "self.tasks.all(task, !has(task.environment) || "
+        "self.environments.exists(entry, entry.name == task.environment.name))",
         "the environment of a task is not defined; add it to environments",
         ".tasks",
     )
@@ -179,6 +178,18 @@ def _data_of_builtins() -> Iterator[CelRule]:
 
 
 def _tasks() -> Iterator[CelRule]:
+    yield CelRule(
+        "spec.tasks[]",
+        "has(self.reward) || has(self.environment)",
+        "required for a task without an environment; name one of rewards",
+        ".reward",
+    )
+    yield CelRule(
+        "spec.tasks[]",
+        "self.loop != 'environment' || has(self.environment)",
+        "the loop environment needs one; name one of environments, or set another loop",
+        ".environment",
+    )
     yield CelRule(
         "spec.tasks[].data",
         f"{_given(SOURCES)}.exists_one(given, given)",
