@@ -56,6 +56,8 @@ def _jsonl(*fields: str) -> str:
     return f"spec.tasks[0].data={{jsonl: {{path: 'job://rows', {', '.join(fields)}}}}}"
 
 
+_TWO_PROCESSES = ("spec.trainer.processesPerNode=2",)
+_NEEDS_MEGATRON, _NOT_MEGATRON = "needs backend megatron; set it", "is not supported by backend megatron; remove it"
 _EXACT = "spec.rewards[0].builtin=exact_match"
 _ACTING = (
     "spec.environments=[{name: lake, builtin: frozen_lake}]",
@@ -74,6 +76,11 @@ GOOD = [
     Case("a preset whose ratio is behavior", ("spec.algorithm.preset=topr",), ""),
     Case("ratio behavior without a correction", ("spec.algorithm={ratio: behavior, correction: none}",), ""),
     Case("fields that a function of the user may read", ("spec.algorithm={objective: 'mine:f', gatePositive: 2}",), ""),
+    Case(
+        "two replicas of two stages of two processes",
+        ("spec.trainer={backend: megatron, processesPerNode: 8, parallelism: {tensor: 2, pipeline: 2}}",),
+        "",
+    ),
     Case("two copies of the model", ("spec.trainer={nodes: 2, processesPerNode: 3, parallelism: {replicate: 2}}",), ""),
     Case("rows of a file, a fraction held out", (_EXACT, _jsonl("heldOutFraction: 0.2")), ""),
     Case("rows of two files", (_EXACT, _jsonl("heldOutPath: 'job://other'", "heldOutFraction: 0")), ""),
@@ -361,6 +368,21 @@ FIELDS = [
         ("spec.trainer.parallelism.replicate=2", "spec.trainer.processesPerNode=3"),
         "every copy of the model needs the same number of processes",
     ),
+    Case("tensor parallelism of FSDP2", (*_TWO_PROCESSES, "spec.trainer.parallelism.tensor=2"), _NEEDS_MEGATRON),
+    Case("pipeline parallelism of FSDP2", (*_TWO_PROCESSES, "spec.trainer.parallelism.pipeline=2"), _NEEDS_MEGATRON),
+    Case(
+        "replicas of different numbers of processes",
+        ("spec.trainer={backend: megatron, processesPerNode: 6, parallelism: {tensor: 2, pipeline: 2}}",),
+        "every replica of the model needs tensor × pipeline processes",
+    ),
+    Case(
+        "copies of a model of Megatron-Core",
+        ("spec.trainer={backend: megatron, processesPerNode: 2, parallelism: {replicate: 2}}",),
+        _NOT_MEGATRON,
+    ),
+    Case("recomputation by Megatron-Core", ("spec.trainer={backend: megatron, recompute: layer}",), _NOT_MEGATRON),
+    Case("adapters of Megatron-Core", ("spec.trainer={backend: megatron, lora: {rank: 4}}",), _NOT_MEGATRON),
+    Case("offload by Megatron-Core", ("spec.trainer={backend: megatron, optimizer: {offload: true}}",), _NOT_MEGATRON),
     Case(
         "nonconstant groups of one sample",
         ("spec.training.samplesPerPrompt=1", "spec.algorithm.groupFilter=nonconstant"),

@@ -56,6 +56,7 @@ from rljob.runner.main import find_readers
 from rljob.runner.reward_routing import scorer_of
 from rljob.runner.setup import prepare
 from rljob.trainer.backends.base import Backend
+from rljob.trainer.backends.megatron import supported_layouts
 from rljob.trainer.batch import Row
 from rljob.trainer.loop import TrainerLoop
 from rljob.trainer.process_group import join_world, leave_world, make_deterministic
@@ -502,6 +503,11 @@ def trained(job: RLJob, storage: Path) -> Any:
     finally:
         leave_world()
         torch.use_deterministic_algorithms(False)
+
+
+def misfits(job: RLJob, storage: Path) -> list[str]:
+    """Return the reasons why the Megatron backend refuses the layout for the model."""
+    return list(supported_layouts.problems(environment(job, storage).path(job.spec.models[0].source), job.spec.trainer))
 
 
 def planned(job: RLJob, storage: Path) -> list[str]:

@@ -91,6 +91,7 @@ RDMA = {"name": "main", "rdma": {"resource": "rdma/hca"}}
 REMOTE = given(models=[{"name": "policy", "source": "hf://a/b"}])
 SPARE = given(rewards=[{"name": "spare", "builtin": "reasoning_gym"}, {"name": "exact", "builtin": "reasoning_gym"}])
 
+MEGATRON = given(trainer__backend="megatron", trainer__processesPerNode=5)
 UNCORRECTED = given(algorithm={"correction": "none"})
 BEHAVIOR = given(algorithm={"ratio": "behavior", "correction": "none"})
 SAPO = given(algorithm={"preset": "sapo", "ratio": "behavior", "correction": "none"})
@@ -251,10 +252,10 @@ ROWS: dict[str, Outcome] = {
     "spec.environments.idleSeconds": Shows(c.episodes, 5, LAKE),
     "spec.environments.replicas.min": Changed(2, LAKE),
     "spec.environments.replicas.max": Changed(2, LAKE),
-    "spec.trainer.backend": Changed("megatron"),
+    "spec.trainer.backend": Shows(c.planned, "megatron"),
     "spec.trainer.parallelism.replicate": Shows(c.planned, 2, given(trainer__processesPerNode=2)),
-    "spec.trainer.parallelism.tensor": Changed(2),
-    "spec.trainer.parallelism.pipeline": Changed(2),
+    "spec.trainer.parallelism.tensor": Shows(c.misfits, 5, MEGATRON),
+    "spec.trainer.parallelism.pipeline": Shows(c.misfits, 5, MEGATRON),
     "spec.trainer.parallelism.context": Changed(2),
     "spec.trainer.parallelism.expert": Changed(2),
     "spec.trainer.nodes": Shows(c.unsupported, 2),

@@ -53,8 +53,12 @@ def project(distribution: str) -> dict[str, Any]:
 
 
 def declared(distribution: str) -> set[str]:
-    """Return the packages that a distribution of this repository requires, with those of the extras of rljob-core."""
+    """Return the packages that a distribution of this repository requires, with those of the extras of rljob-core that
+    it names and, except for rljob-core, of all its own extras: an image has everything that the manifest may select."""
     needs = [Requirement(text) for text in project(distribution)["dependencies"]]
+    if distribution != "core":
+        own = project(distribution).get("optional-dependencies", {})
+        needs += [Requirement(text) for texts in own.values() for text in texts]
     extras = {extra for need in needs if need.name == "rljob-core" for extra in need.extras}
     needs += [Requirement(text) for extra in extras for text in project("core")["optional-dependencies"][extra]]
     names: set[str] = {canonicalize_name(need.name) for need in needs}

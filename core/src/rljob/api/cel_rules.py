@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rljob.api.algorithm_presets import PRESETS, ZERO_FOR_ONE_SAMPLE
+from rljob.api.backend_checks import INDIVISIBLE, NEEDS_MEGATRON, NOT_MEGATRON
 from rljob.api.kubernetes import GPUS
 from rljob.api.model_address import HUB_FORM, HUB_PATTERN, S3_FORM, S3_PATTERN
 from rljob.api.rewards import REWARDS
@@ -319,6 +320,7 @@ def _settings() -> Iterator[CelRule]:
         ".parallelism.replicate",
     )
     yield from _schedule()
+    yield from _backends()
     yield CelRule(
         "spec.network.egress",
         "self.policy == 'Listed' || self.to.size() == 0",
@@ -363,6 +365,28 @@ def _schedule() -> Iterator[CelRule]:
         "only schedule wsd reads it; remove it, or set schedule: wsd",
         ".decaySteps",
     )
+
+
+def _backends() -> Iterator[CelRule]:
+    """Yield the rules of :mod:`rljob.api.backend_checks`."""
+    for name in ("tensor", "pipeline"):
+        rule = f"self.backend != 'fsdp' || self.parallelism.{name} == 1"
+        yield CelRule("spec.trainer", rule, NEEDS_MEGATRON, f".parallelism.{name}")
+    yield CelRule(
+        "spec.trainer",
+        "self.backend == 'fsdp' || "
+        "self.nodes * self.processesPerNode % (self.parallelism.tensor * self.parallelism.pipeline) == 0",
+        INDIVISIBLE,
+        ".parallelism",
+    )
+    supported = {
+        ".parallelism.replicate": "self.parallelism.replicate == 1",
+        ".recompute": "self.recompute == 'none'",
+        ".lora": "!has(self.lora)",
+        ".optimizer.offload": "!self.optimizer.offload",
+    }
+    for field, rule in supported.items():
+        yield CelRule("spec.trainer", f"self.backend != 'megatron' || {rule}", NOT_MEGATRON, field)
 
 
 def _fabric() -> Iterator[CelRule]:

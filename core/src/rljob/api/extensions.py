@@ -61,7 +61,10 @@ AGGREGATIONS: Registry = {
     "seq_mean_token_mean": f"{_AGGREGATION}:seq_mean_token_mean",
     "seq_mean_token_sum_norm": f"{_AGGREGATION}:seq_mean_token_sum_norm",
 }
-BACKENDS: Registry = {"fsdp": "rljob.trainer.backends.fsdp.backend:FsdpBackend"}
+BACKENDS: Registry = {
+    "fsdp": "rljob.trainer.backends.fsdp.backend:FsdpBackend",
+    "megatron": "rljob.trainer.backends.megatron.megatron_backend:MegatronBackend",
+}
 ENGINES: Registry = {name: engine.adapter for name, engine in engine_registry.ENGINES.items()}
 LOOPS: Registry = {
     "single_turn": "rljob.runner.loops.single_turn:single_turn",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain, combinations
 from typing import Any
 
-from rljob.api.extensions import BACKENDS
+from rljob.api.backend_checks import PLANNED
 from rljob.api.memory_plan import (
     DTYPE_BYTES,
     GRANULE,
@@ -79,7 +79,7 @@ def unknown_memory(spec: RLJobSpec, model: ModelShape | None, device_bytes: int)
         model: None: not known.
         device_bytes: memory of a GPU; 0: not known.
     """
-    if spec.trainer.backend not in BACKENDS:
+    if spec.trainer.backend != PLANNED:
         return f"the memory that {spec.trainer.backend} needs is not known"
     if model is None:
         return "the memory that the model needs is not known"
@@ -104,7 +104,7 @@ def trainer_problems(spec: RLJobSpec, model: ModelShape, device_bytes: int) -> I
         model: the policy.
         device_bytes: memory of one GPU.
     """
-    if spec.trainer.backend not in BACKENDS:
+    if spec.trainer.backend != PLANNED:
         return
     settings = settings_of(spec)
     plan = plan_memory(model, settings)
@@ -170,7 +170,7 @@ def engine_problems(spec: RLJobSpec, model: ModelShape, device_bytes: int) -> It
 
 def describe_plan(spec: RLJobSpec, model: ModelShape, device_bytes: int) -> list[str]:
     """Return the memory plan of a resolved job's trainer as lines of text; ``device_bytes`` is 0 if it is not known."""
-    if spec.trainer.backend not in BACKENDS:
+    if spec.trainer.backend != PLANNED:
         return []
     on_gpu = spec.trainer.accelerator.kind == "nvidia"
     tokens = microbatch_tokens(spec, model, device_bytes) if on_gpu else (spec.trainer.microbatch_tokens or 0)

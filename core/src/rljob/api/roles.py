@@ -161,15 +161,18 @@ class Lora(Model):
 
 
 class TrainerParallelism(Model):
-    """How the processes share the model. Every process has its own samples."""
+    """How the processes share the model. `nodes` × `processesPerNode` must be a multiple of each number, and of
+    `tensor` × `pipeline`."""
 
     replicate: Annotated[int, Field(ge=1, le=1024)] = 1
     """Copies of the model (HSDP). The processes of a copy, neighbours by rank, share it (FSDP) and exchange weights;
-    between copies only gradients are exchanged, once per update. `nodes` × `processesPerNode` must be a multiple."""
-    tensor: Annotated[int, Field(ge=1, le=1024), FieldMeta(unsupported=True)] = 1
-    """Tensor parallel size."""
-    pipeline: Annotated[int, Field(ge=1, le=1024), FieldMeta(unsupported=True)] = 1
-    """Pipeline parallel size."""
+    between copies only gradients are exchanged, once per update. Only `backend: fsdp`."""
+    tensor: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Tensor parallel size: processes that share each layer and have the same samples. `backend: megatron`; it must
+    divide the attention heads, the heads of key and value, and the size of the MLP."""
+    pipeline: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Pipeline parallel size: stages, each with an equal share of the layers, that have the same samples. `backend:
+    megatron`; it must divide the number of layers."""
     context: Annotated[int, Field(ge=1, le=1024), FieldMeta(unsupported=True)] = 1
     """Context parallel size."""
     expert: Annotated[int, Field(ge=1, le=1024), FieldMeta(unsupported=True)] = 1
@@ -179,14 +182,15 @@ class TrainerParallelism(Model):
 class Trainer(Model):
     """The trainer."""
 
-    backend: Annotated[str, Extension(BACKENDS, ("megatron",))] = "fsdp"
-    """`fsdp`: PyTorch FSDP2. `megatron`: Megatron Core. Or `module:class` of your own package."""
+    backend: Annotated[str, Extension(BACKENDS)] = "fsdp"
+    """`fsdp`: PyTorch FSDP2. `megatron`: Megatron-Core, for models of type qwen2, qwen3 and llama. Or `module:class` of
+    your own package."""
     parallelism: TrainerParallelism = TrainerParallelism()
     """How the processes share the model."""
     nodes: Annotated[int, Field(ge=1, le=1024)] = 1
     """Pods of the trainer."""
     processes_per_node: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes per pod: one per accelerator, or on CPU one per data-parallel rank."""
+    """Processes per pod: one per accelerator. On a CPU their number is free."""
     accelerator: Accelerator = Accelerator()
     """Device type of the trainer."""
     shared_memory: Annotated[Quantity | None, FieldMeta(reader="pods", local=MEMORY)] = None

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from rljob.api.algorithm_checks import algorithm_problems
+from rljob.api.backend_checks import backend_problems
 from rljob.api.engine_registry import refused
 from rljob.api.environments import ENVIRONMENTS
 from rljob.api.kubernetes import GPUS
@@ -40,6 +41,7 @@ def problems(spec: RLJobSpec) -> Iterator[str]:
     yield from algorithm_problems(spec)
     yield from optimizer_problems(spec.trainer.optimizer)
     yield from _parallelism(spec.trainer)
+    yield from backend_problems(spec.trainer)
     yield from _storage(spec)
     yield from _replicas(spec)
     yield from _network(spec)

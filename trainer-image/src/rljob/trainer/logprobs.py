@@ -87,7 +87,7 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> Tensor:
         parts = [
             _results(logits_NV[rows], targets_N[rows], temperature_N[rows], entropy)
-            for rows in _chunks(len(logits_NV), chunk)
+            for rows in chunks(len(logits_NV), chunk)
         ]
         results_NE, normalizer_N = (torch.cat(part) for part in zip(*parts, strict=True))
         ctx.save_for_backward(logits_NV, targets_N, temperature_N, normalizer_N, results_NE)
@@ -98,8 +98,8 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         logits_NV, *saved = ctx.saved_tensors
         result_NV = torch.empty_like(logits_NV)
-        for rows in _chunks(len(logits_NV), ctx.chunk):
-            result_NV[rows] = _logits_gradient(gradients[0][rows], logits_NV[rows], *(part[rows] for part in saved))
+        for rows in chunks(len(logits_NV), ctx.chunk):
+            result_NV[rows] = logits_gradient(gradients[0][rows], logits_NV[rows], *(part[rows] for part in saved))
         return result_NV, None, None, None, None
 
 
@@ -117,7 +117,7 @@ class _LinearLogprobs(torch.autograd.Function):
     ) -> Tensor:
         parts = [
             _results(linear(hidden_NH[rows], weight_VH, bias_V), targets_N[rows], temperature_N[rows], entropy)
-            for rows in _chunks(len(hidden_NH), chunk)
+            for rows in chunks(len(hidden_NH), chunk)
         ]
         results_NE, normalizer_N = (torch.cat(part) for part in zip(*parts, strict=True))
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, temperature_N, normalizer_N, results_NE)
@@ -133,9 +133,9 @@ class _LinearLogprobs(torch.autograd.Function):
         hidden_gradient_NH = torch.empty_like(hidden_NH) if of_hidden else None
         weight_gradient_VH = torch.zeros_like(weight_VH, dtype=exact) if of_weight else None
         bias_gradient_V = torch.zeros_like(bias_V, dtype=exact) if of_bias else None
-        for rows in _chunks(len(hidden_NH), ctx.chunk):
+        for rows in chunks(len(hidden_NH), ctx.chunk):
             logits = linear(hidden_NH[rows], weight_VH, bias_V)
-            gradient = _logits_gradient(gradients[0][rows], logits, *(part[rows] for part in saved)).to(logits.dtype)
+            gradient = logits_gradient(gradients[0][rows], logits, *(part[rows] for part in saved)).to(logits.dtype)
             if hidden_gradient_NH is not None:
                 hidden_gradient_NH[rows] = gradient @ weight_VH
             if weight_gradient_VH is not None:
@@ -149,8 +149,9 @@ class _LinearLogprobs(torch.autograd.Function):
         return hidden_gradient_NH, weight_gradient_VH, bias_gradient_V, None, None, None, None
 
 
-def _chunks(positions: int, chunk: int) -> Iterator[slice]:
-    for start in range(0, max(1, positions), chunk):  # one empty chunk for no positions
+def chunks(positions: int, chunk: int) -> Iterator[slice]:
+    """Yield the positions in chunks; one empty chunk for no positions."""
+    for start in range(0, max(1, positions), chunk):
         yield slice(start, start + chunk)
 
 
@@ -165,15 +166,18 @@ def _results(logits_CV: Tensor, targets_C: Tensor, temperature_C: Tensor, entrop
     return torch.stack(results, -1), normalizer_C
 
 
-def _logits_gradient(
+def logits_gradient(
     gradient_CE: Tensor,
     logits_CV: Tensor,
     targets_C: Tensor,
     temperature_C: Tensor,
     normalizer_C: Tensor,
     results_CE: Tensor,
+    own_C: Tensor | None = None,
 ) -> Tensor:
     """Return the gradient of the logits.
+
+    With ``own_C`` the logits are those of a part of the vocabulary; it says whether the target is in this part.
 
     d logprob / d logits = (onehot(target) − p) / T and d entropy / d logits = −p·(ln p + entropy) / T with
     p = softmax(logits / T).
@@ -187,4 +191,5 @@ def _logits_gradient(
         slope_C1 = scale_CE[:, 1:]
         result_CV = torch.special.entr(probabilities_CV).mul_(slope_C1)
         result_CV -= probabilities_CV.mul_(scale_CE[:, :1] + slope_C1 * results_CE[:, 1:])
-    return result_CV.scatter_add_(-1, targets_C.unsqueeze(-1), scale_CE[:, :1])
+    of_target_C1 = scale_CE[:, :1] if own_C is None else scale_CE[:, :1].where(own_C.unsqueeze(-1), 0.0)
+    return result_CV.scatter_add_(-1, targets_C.unsqueeze(-1), of_target_C1)

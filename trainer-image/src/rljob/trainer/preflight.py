@@ -13,6 +13,7 @@ from rljob.api.resolve import made_later
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.trainer import model_directory
 from rljob.trainer.algorithms.needs import FUNCTIONS, needs_of
+from rljob.trainer.backends.megatron import supported_layouts
 
 
 def check(environment: ComponentEnvironment) -> Iterator[str]:
@@ -24,6 +25,8 @@ def check(environment: ComponentEnvironment) -> Iterator[str]:
         path = environment.path(model.source)
         if model.name == "policy" and (path.exists() or not made_later(model.source)):
             yield from (f"spec.models[{i}].source: {problem}" for problem in model_directory.problems(path))
+            if spec.trainer.backend == "megatron":
+                yield from supported_layouts.problems(path, spec.trainer)
     roles = {"the trainer": spec.trainer} | {f"pool {pool.name}": pool for pool in spec.rollouts}
     on_cpu = [name for name, role in roles.items() if role.accelerator.kind != "nvidia"]
     if spec.weight_sync.transport == "nccl" and on_cpu:
@@ -33,8 +36,10 @@ def check(environment: ComponentEnvironment) -> Iterator[str]:
 def reference_problems(spec: RLJobSpec) -> Iterator[str]:
     """Yield a sentence for each reference of the algorithm and the backend to user code that cannot be used.
 
-    Built-in names are not imported, because their import takes seconds.
+    Built-in names are not imported, because their import takes seconds; an optional library is only looked for.
     """
+    if spec.trainer.backend == "megatron":
+        yield from supported_layouts.library_problems()
     references = [(f"spec.algorithm.{name}", table, getattr(spec.algorithm, name)) for name, table in FUNCTIONS.items()]
     for field, registry, value in [*references, ("spec.trainer.backend", BACKENDS, spec.trainer.backend)]:
         if value is None or value in registry:

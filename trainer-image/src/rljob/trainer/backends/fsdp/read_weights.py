@@ -107,7 +107,7 @@ def read_weights(
     problem: ModelError | None = None
     try:
         with ExitStack() as files, torch.no_grad():
-            _Reader(model, source, added).read(_open(source, files), conversions)
+            _Reader(model, source, added).read(open_tensors(source, files), conversions)
     except ModelError as error:
         problem = error
     except (OSError, SafetensorError) as error:
@@ -130,7 +130,7 @@ def local_rows(parameter: Tensor) -> slice:
     return slice(offset[0], offset[0] + shape[0])
 
 
-def _open(source: Path, files: ExitStack) -> dict[str, StoredTensor]:
+def open_tensors(source: Path, files: ExitStack) -> dict[str, StoredTensor]:
     """Return the tensors of a directory by name; nothing is read yet."""
     stored = {}
     for path in model_directory.weight_files(source):

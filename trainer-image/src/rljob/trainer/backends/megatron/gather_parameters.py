@@ -1,0 +1,164 @@
+"""Whole tensors with Hugging Face names from the parts of all ranks, and parts from files, one parameter at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import Tensor
+
+from rljob.trainer.backends.fsdp.gather_weights import assign_tensors
+from rljob.trainer.backends.fsdp.read_weights import StoredTensor, open_tensors
+from rljob.trainer.backends.megatron.process_grid import ProcessGrid
+from rljob.trainer.backends.megatron.weight_layout import ParameterSource, Table
+from rljob.trainer.errors import ModelError
+
+Assign = Callable[[str, Tensor], None]
+"""(name of a parameter of this rank, its content) → None."""
+
+
+class ParameterExchange:
+    """Moves the parameters of this rank from and to whole tensors.
+
+    Args:
+        grid: the ranks.
+        tables: of all pipeline stages.
+        shapes: of this rank's parameters, by name.
+        copies: name → the tensor that it must equal, where a file may have both: a tied head.
+    """
+
+    def __init__(
+        self,
+        grid: ProcessGrid,
+        tables: list[Table],
+        shapes: Mapping[str, torch.Size],
+        copies: Mapping[str, str],
+    ) -> None:
+        self._grid, self._tables, self._shapes, self._copies = grid, tables, shapes, copies
+        assert tables[grid.stage].keys() == shapes.keys(), tables[grid.stage].keys() ^ shapes.keys()
+
+    def whole_tensors(
+        self, part: Callable[[str], Tensor], dtype: torch.dtype, device: torch.device
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield each tensor on rank 0, and its name with an empty tensor on other ranks; all ranks take part.
+
+        Args:
+            part: name of a parameter of this rank → its content in ``dtype``; all replicas call it.
+            dtype: type of the tensors.
+            device: of the tensors.
+        """
+        grid, nothing = self._grid, torch.empty(0, dtype=dtype, device=device)
+        for stage, table in enumerate(self._tables):
+            for name, source in table.items():
+                if not source.exported:
+                    continue
+                found: dict[str, Tensor] = {}
+                if stage == grid.stage:
+                    content = part(name)
+                    if grid.world.dp_rank == 0:
+                        found = self._merge(source, content, 0)
+                for full, shape in source.shapes.items():
+                    tensor = found.get(full, nothing)
+                    if stage != 0 and full in found:
+                        dist.send(tensor, 0)
+                    elif stage != 0 and grid.world.rank == 0:
+                        tensor = torch.empty(shape, dtype=dtype, device=device)
+                        dist.recv(tensor, grid.rank_of(stage))
+                    yield full, tensor if grid.world.rank == 0 else nothing
+
+    def own_tensors(self, parts: Mapping[str, Callable[[str], Tensor]]) -> Iterator[tuple[str, str, Tensor]]:
+        """Yield (kind, name, tensor on the CPU) of the tensors that this rank writes; all ranks take part.
+
+        Args:
+            parts: kind → (name of a parameter of this rank → its content); all replicas call it.
+        """
+        grid, table = self._grid, self._tables[self._grid.stage]
+        exported = {name: source for name, source in table.items() if source.exported}
+        sizes = {name: sum(map(math.prod, source.shapes.values())) for name, source in exported.items()}
+        writers = assign_tensors(sizes, grid.world.dp_size * grid.tensor_size)
+        for name, source in exported.items():
+            data_rank, tensor_rank = divmod(writers[name], grid.tensor_size)
+            for kind, part in parts.items():
+                content = part(name)
+                if grid.world.dp_rank == data_rank:
+                    for full, tensor in self._merge(source, content, tensor_rank).items():
+                        yield kind, full, tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+    def _merge(self, source: ParameterSource, part: Tensor, tensor_rank: int) -> dict[str, Tensor]:
+        """Return the whole tensors on one of this replica's tensor-parallel ranks, nothing on the others."""
+        grid = self._grid
+        here = grid.tensor_rank == tensor_rank
+        if not source.split or grid.tensor_size == 1:
+            return source.merge([part]) if here else {}
+        part = part.contiguous()
+        gathered = [torch.empty_like(part) for _ in range(grid.tensor_size)] if here else None
+        target = grid.rank_of(grid.stage, grid.world.dp_rank, tensor_rank)
+        dist.gather(part, gathered, target, group=grid.tensor_group)
+        return source.merge(gathered) if gathered is not None else {}
+
+    def read(self, tensors: Callable[[str], object], name: str) -> Tensor:
+        """Return the content of a parameter of this rank, float32 on the CPU, from whole tensors.
+
+        Args:
+            tensors: Hugging Face name → what returns the elements of an index.
+            name: of the parameter.
+        """
+        content = torch.empty(self._shapes[name], dtype=torch.float32)
+        self._tables[self._grid.stage][name].read(tensors, self._grid.tensor_rank, self._grid.tensor_size, content)
+        return content
+
+    def read_files(self, source: Path, assign: Assign) -> None:
+        """Read the parameters of this rank from the weights of a Hugging Face directory; all ranks take part.
+
+        Raises:
+            ModelError: the weights do not fit the model or cannot be read; raised on all ranks.
+        """
+        problem: ModelError | None = None
+        try:
+            with ExitStack() as files, torch.no_grad():
+                stored = open_tensors(source, files)
+                self._check(source, stored)
+                for name in self._tables[self._grid.stage]:
+                    assign(name, self.read(lambda full: stored[full].content, name))
+        except ModelError as error:
+            problem = error
+        except (OSError, SafetensorError) as error:
+            problem = ModelError(f"{source}: the weights cannot be read ({error}); copy them again")
+        self._grid.world.raise_first_error(problem)
+
+    def _check(self, source: Path, stored: Mapping[str, StoredTensor]) -> None:
+        """Refuse weights that are not those of the model."""
+        entries = [entry for table in self._tables for entry in table.values()]
+        shapes = {name: shape for entry in entries for name, shape in entry.shapes.items()}
+        found = {
+            "missing keys": shapes.keys() - stored.keys(),
+            "unexpected keys": stored.keys() - shapes.keys() - self._copies.keys(),
+            "mismatched keys": {name for name in shapes.keys() & stored.keys() if stored[name].shape != shapes[name]},
+        }
+        for problem, names in found.items():
+            if names:
+                shown = ", ".join(sorted(names)[:3])
+                raise ModelError(f"{source}: {problem} ({shown}); the weights do not fit config.json")
+        for copy, original in self._copies.items():
+            if copy in stored and not self._equal(stored[copy], stored[original], original):
+                raise ModelError(
+                    f"{source}: {original} and {copy} differ where config.json says that they are one tensor; "
+                    "set tie_word_embeddings to false in config.json"
+                )
+
+    def _equal(self, copy: StoredTensor, original: StoredTensor, name: str) -> bool:
+        """Return whether two tensors have the same shape, and the same elements in the parts of this rank."""
+        if copy.shape != original.shape:
+            return False
+        sources = self._tables[self._grid.stage].values()
+        pieces = [piece for entry in sources for piece in entry.pieces(self._grid.tensor_rank, self._grid.tensor_size)]
+        return all(
+            torch.equal(copy.content[piece.index], original.content[piece.index])
+            for piece in pieces
+            if piece.name == name and piece.stop > piece.start
+        )

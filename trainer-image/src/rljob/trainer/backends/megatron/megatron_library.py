@@ -1,0 +1,42 @@
+"""The parts of Megatron-Core that the backend uses. No other module imports the library, which is pinned to 0.16.1.
+
+It warns that Transformer Engine and Apex are not installed, which the backend does not use, and of defaults of its own;
+these warnings are not shown.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from megatron.core import parallel_state
+    from megatron.core.distributed import (
+        DistributedDataParallel,
+        DistributedDataParallelConfig,
+        finalize_model_grads,
+    )
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+    from megatron.core.transformer import TransformerConfig
+
+warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.core")
+
+__all__ = [
+    "DistributedDataParallel",
+    "DistributedDataParallelConfig",
+    "DistributedOptimizer",
+    "GPTModel",
+    "OptimizerConfig",
+    "TransformerConfig",
+    "finalize_model_grads",
+    "get_forward_backward_func",
+    "get_gpt_layer_local_spec",
+    "get_megatron_optimizer",
+    "parallel_state",
+    "set_tensor_model_parallel_attributes",
+]

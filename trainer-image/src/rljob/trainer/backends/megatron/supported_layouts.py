@@ -1,0 +1,83 @@
+"""What the Megatron backend can train: models, settings and parallel layouts. Anything else is refused by name.
+
+This module imports neither torch nor Megatron-Core: it also runs before a trainer starts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rljob.api.model_shape import ModelShape, read_shape
+from rljob.api.roles import Trainer
+
+FAMILIES = ("qwen2", "qwen3", "llama")
+"""model_type of the models that the backend can train."""
+
+
+def library_problems() -> Iterator[str]:
+    """Yield a sentence if Megatron-Core is not installed."""
+    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
+        yield "spec.trainer.backend: megatron needs Megatron-Core; install rljob-trainer[megatron], or set fsdp"
+
+
+def problems(source: Path, settings: Trainer) -> Iterator[str]:
+    """Yield a sentence for each reason why a model cannot be trained with the settings.
+
+    Args:
+        source: Hugging Face directory.
+        settings: spec.trainer of a valid manifest.
+    """
+    try:
+        config = json.loads((source / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return  # rljob.trainer.model_directory reports it
+    found = list(_model_problems(config))
+    yield from found
+    if not found and (shape := read_shape(config)):
+        yield from _layout_problems(shape, settings)
+
+
+def _model_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each property of a config.json that the backend does not compute."""
+    kind = config.get("model_type")
+    if kind not in FAMILIES:
+        yield f"spec.trainer.backend: megatron trains models of type {', '.join(FAMILIES)}, not {kind}; set fsdp"
+        return
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    expected = {
+        "rope_type": (rope.get("rope_type", rope.get("type", "default")), "default"),
+        "use_sliding_window": (config.get("use_sliding_window", False), False),
+        "hidden_act": (config.get("hidden_act", "silu"), "silu"),
+        "quantization_config": (config.get("quantization_config"), None),
+        "attention_bias": (config.get("attention_bias", False), False),  # of qwen2 it has another meaning: no field
+        "mlp_bias": (config.get("mlp_bias", False), False),
+    }
+    for name, (value, supported) in expected.items():
+        if value != supported:
+            shown = value if isinstance(value, str | int) else "a value"
+            yield f"spec.trainer.backend: megatron does not support {shown} for {name} of config.json; set fsdp"
+
+
+def _layout_problems(model: ModelShape, settings: Trainer) -> Iterator[str]:
+    """Yield a sentence for each parallel size that does not divide what it splits."""
+    tensor, pipeline = settings.parallelism.tensor, settings.parallelism.pipeline
+    for number, what in (
+        (model.key_value_heads, "heads of key and value"),
+        (model.heads, "attention heads"),
+        (model.intermediate, "elements of the MLP"),
+    ):
+        if number % tensor:
+            yield (
+                f"spec.trainer.parallelism.tensor: {tensor} does not divide the {number} {what} of the model; "
+                "set a divisor"
+            )
+            return
+    if model.layers % pipeline:
+        yield (
+            f"spec.trainer.parallelism.pipeline: {pipeline} does not divide the {model.layers} layers of the model; "
+            "set a divisor"
+        )

@@ -1,0 +1,179 @@
+"""Parts of Megatron-Core's parameters, of a split vocabulary, shims, and refused layouts, without the library."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rljob.api.model_shape import shape_of
+from rljob.trainer import preflight
+from rljob.trainer.backends.megatron import supported_layouts
+from rljob.trainer.backends.megatron.cpu_shims import megatron_on
+from rljob.trainer.backends.megatron.families.dense_decoder import conversion_table
+from rljob.trainer.backends.megatron.vocabulary_logprobs import VocabularyPart, split_token_logprobs
+from rljob.trainer.backends.megatron.weight_layout import padded, share
+from rljob.trainer.logprobs import token_logprobs
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_parts_of_all_ranks_and_stages_are_the_tensors_of_the_file(model_directory, ranks, stages):
+    stored = load_file(model_directory / "model.safetensors")
+    shape = shape_of(model_directory)
+    exported: dict[str, torch.Tensor] = {}
+    for stage in range(stages):
+        for name, source in conversion_table(shape, stage, stages).items():
+            held = []
+            for rank in range(ranks):
+                pieces = [stored[piece.name][piece.index] for piece in source.pieces(rank, ranks)]
+                size = list(torch.cat(pieces, source.dim).shape)
+                if "word_embeddings" in name or name == "output_layer.weight":
+                    size[0] = padded(shape.vocabulary, ranks) // ranks
+                part = torch.full(size, torch.nan)
+                source.read(stored.__getitem__, rank, ranks, part)
+                held.append(part)
+            merged = source.merge(held if source.split else held[:1])
+            assert source.split or all(torch.equal(part, held[0]) for part in held)
+            assert all(torch.equal(tensor, stored[full]) for full, tensor in merged.items()), name
+            if source.exported:
+                assert not exported.keys() & merged.keys()
+                exported |= merged
+    assert exported.keys() == stored.keys()
+    if (ranks, stages) == (2, 2):  # group 1: its two heads of the query, its key, its value
+        rows = conversion_table(shape, 0, 2)["decoder.layers.0.self_attention.linear_qkv.weight"].pieces(1, 2)
+        assert [(piece.name.split(".")[-2], piece.start, piece.stop) for piece in rows] == [
+            ("q_proj", 16, 32),
+            ("k_proj", 8, 16),
+            ("v_proj", 8, 16),
+        ]
+
+
+class Meeting:
+    """Exchanges tensors between threads that stand for ranks."""
+
+    def __init__(self, ranks: int) -> None:
+        self._barrier = threading.Barrier(ranks)
+        self._values: list[torch.Tensor] = []
+
+    def stacked(self, values: torch.Tensor) -> torch.Tensor:
+        if self._barrier.wait() == 0:
+            self._values = []
+        self._barrier.wait()
+        self._values.append(values)
+        self._barrier.wait()
+        result = torch.stack(self._values)
+        self._barrier.wait()
+        return result
+
+
+class Threads(VocabularyPart):
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        return self.ranks.stacked(values).sum(0)
+
+    def max(self, values: torch.Tensor) -> torch.Tensor:
+        return self.ranks.stacked(values).amax(0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_log_probabilities_of_a_split_vocabulary_are_those_of_the_whole_one(ranks, entropy):
+    """Trap: padded columns are counted. With 5 token ids on 4 ranks the last rank has only padding."""
+    generator = torch.Generator().manual_seed(3)
+    vocabulary = 5
+    logits = (3 * torch.randn(2, 7, vocabulary, generator=generator)).requires_grad_()
+    targets = torch.randint(0, vocabulary, (2, 7), generator=generator)
+    temperature, weights = torch.tensor([0.7, 1.6]), torch.randn(2, 7, 1 + entropy, generator=generator)
+    expected = token_logprobs(logits, targets, temperature, entropy=entropy)
+    (expected_gradient,) = torch.autograd.grad((expected * weights).sum(), logits)
+
+    meeting, results = Meeting(ranks), {}
+    width = padded(vocabulary, ranks) // ranks
+
+    def work(rank: int) -> None:
+        first, last = share(vocabulary, rank, ranks)
+        own = torch.full((2, 7, width), 50.0)  # padding: large, so that counting it is seen
+        own[..., : last - first] = logits.detach()[..., first:last]
+        own.requires_grad_()
+        part = Threads(first, last - first, meeting)
+        given = split_token_logprobs(own, targets, temperature, part, chunk=3, entropy=entropy)
+        (gradient,) = torch.autograd.grad((given * weights).sum(), own)
+        assert not gradient[..., last - first :].any()
+        results[rank] = given.detach(), gradient[..., : last - first]
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == ranks
+    for given, _ in results.values():
+        torch.testing.assert_close(given, expected.detach(), rtol=0, atol=2e-6)
+    gradient = torch.cat([results[rank][1] for rank in range(ranks)], -1)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=0, atol=2e-6)
+
+
+def test_the_device_cuda_is_the_cpu_inside_the_shims_only():
+    current = torch.cuda.current_device
+    with megatron_on(CPU):
+        made = [torch.zeros(1, device="cuda"), torch.tensor([1.0], device="cuda"), torch.ones(1).cuda()]
+        made.append(torch.empty(1, device=torch.cuda.current_device()))
+        assert all(tensor.device == CPU for tensor in made)
+        assert torch.zeros(1).type() == "torch.cuda.FloatTensor"
+        assert torch.zeros(1, dtype=torch.bfloat16).type() == "torch.cuda.BFloat16Tensor"
+        torch.cuda.synchronize()
+    assert torch.cuda.current_device is current and torch.zeros(1).type() == "torch.FloatTensor"
+    with pytest.raises((RuntimeError, AssertionError)):
+        torch.zeros(1, device="cuda")
+
+
+def edited(model: Path, into: Path, **values: Any) -> Path:
+    """Return a copy of a model's configuration with changes."""
+    into.mkdir()
+    shutil.copy(model / "config.json", into)
+    path = into / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return into
+
+
+@pytest.mark.parametrize(
+    ("changes", "parallelism", "sentence"),
+    [
+        ({}, {"tensor": 2, "pipeline": 2}, None),
+        ({}, {"tensor": 4}, "spec.trainer.parallelism.tensor: 4 does not divide the 2 heads of key and value"),
+        ({"num_key_value_heads": 4, "intermediate_size": 46}, {"tensor": 4}, "4 does not divide the 46 elements of"),
+        ({}, {"pipeline": 4}, "spec.trainer.parallelism.pipeline: 4 does not divide the 2 layers of the model"),
+        ({"model_type": "gemma3_text"}, {}, "megatron trains models of type qwen2, qwen3, llama, not gemma3_text"),
+        ({"use_sliding_window": True}, {}, "megatron does not support True for use_sliding_window of config.json"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, {}, "megatron does not support yarn for rope_type"),
+        ({"attention_bias": True}, {}, "megatron does not support True for attention_bias of config.json; set fsdp"),
+        ({"hidden_act": "gelu"}, {}, "megatron does not support gelu for hidden_act of config.json; set fsdp"),
+        ({"quantization_config": {"bits": 4}}, {}, "megatron does not support a value for quantization_config"),
+    ],
+)
+def test_models_and_layouts_that_would_be_wrong_are_refused_by_name(
+    model_directory, job, tmp_path, changes, parallelism, sentence
+):
+    source = edited(model_directory, tmp_path / "model", **changes)
+    settings = job(trainer={"backend": "megatron", "processesPerNode": 4, "parallelism": parallelism}).spec.trainer
+    found = list(supported_layouts.problems(source, settings))
+    assert (found == []) if sentence is None else (len(found) == 1 and sentence in found[0])
+
+
+def test_the_check_before_a_start_reports_a_layout_and_a_missing_library(model_directory, job, monkeypatch):
+    from test_preflight import check
+
+    made = job(trainer={"backend": "megatron", "processesPerNode": 4, "parallelism": {"tensor": 4}})
+    (problem,) = check(made)
+    assert problem.startswith("spec.trainer.parallelism.tensor: 4 does not divide")
+    monkeypatch.setattr(supported_layouts.importlib.util, "find_spec", lambda name: None)
+    (missing,) = preflight.reference_problems(made.spec)
+    assert missing.startswith("spec.trainer.backend: megatron needs Megatron-Core; install rljob-trainer[megatron]")
