@@ -27,7 +27,7 @@ from rljob.runner.leased_episode import EnvironmentRuntime
 from rljob.runner.leased_trajectory import LeasedTrajectory, TaskRuntime
 from rljob.runner.loops.episode_loop import environment
 from rljob.runner.prompts import Prompt, PromptMaker
-from rljob.runner.scoring import reward_session
+from rljob.runner.service_http import service_session
 
 CHATML = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<end>\n{% endfor %}"
@@ -88,7 +88,7 @@ async def service(monkeypatch):
     monkeypatch.setattr(environment_client, "FIRST_BACKOFF_SECONDS", 0.001)
     fake, app = FakeService(), web.Application()
     app.router.add_route("*", "/{path:.*}", fake.answer)
-    async with TestServer(app) as server, reward_session() as session:
+    async with TestServer(app) as server, service_session() as session:
         entry = Environment(name="maze", builtin="frozen_lake", timeout_seconds=10)
         fake.client = EnvironmentClient(entry, str(server.make_url("/")), session, "secret")
         yield fake

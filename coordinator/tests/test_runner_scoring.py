@@ -12,8 +12,9 @@ from aiohttp.test_utils import TestServer
 
 from rljob.api.roles import Reward
 from rljob.protocol.score_messages import ScoreItem
-from rljob.runner import scoring
-from rljob.runner.scoring import RewardClient, reward_session
+from rljob.runner import circuit_breaker, reward_http, scoring
+from rljob.runner.scoring import RewardClient
+from rljob.runner.service_http import service_session
 
 Answer = Callable[[list[dict]], web.Response]
 
@@ -50,6 +51,13 @@ class FakeService:
         return web.Response(status=self.health())
 
 
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FIRST_BACKOFF_SECONDS", "LAST_BACKOFF_SECONDS"):
+        monkeypatch.setattr(scoring, name, 0.001)
+    for name in ("FIRST_OPEN_SECONDS", "LAST_OPEN_SECONDS"):
+        monkeypatch.setattr(circuit_breaker, name, 0.001)
+
+
 @pytest.fixture
 async def service() -> FakeService:
     return FakeService()
@@ -57,9 +65,8 @@ async def service() -> FakeService:
 
 @pytest.fixture
 async def client(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RewardClient]:
-    monkeypatch.setattr(scoring, "FIRST_BACKOFF_SECONDS", 0.001)
-    monkeypatch.setattr(scoring, "LAST_BACKOFF_SECONDS", 0.001)
-    async with TestServer(_app(service)) as server, reward_session() as session:
+    short_waits(monkeypatch)
+    async with TestServer(_app(service)) as server, service_session() as session:
         client = RewardClient(Reward(name="sums", builtin="reasoning_gym"), str(server.make_url("/")), session)
         yield client
         service.gate.set()
@@ -105,20 +112,19 @@ async def test_requests_to_an_unavailable_service_are_repeated_and_logged_once(
 
     service.answer = flaky
     assert (await client.score(item("g0.0"))).reward == 3
-    assert [record.message for record in caplog.records if record.name == scoring.__name__] == [
+    assert [record.message for record in caplog.records if record.name == reward_http.__name__] == [
         "reward sums does not answer (HTTP 503); asking again until it does",
         "reward sums answers again",
     ]
 
 
 async def test_a_service_that_restarts_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "FIRST_BACKOFF_SECONDS", 0.001)
-    monkeypatch.setattr(scoring, "LAST_BACKOFF_SECONDS", 0.001)
+    short_waits(monkeypatch)
     hangs = FakeService()
     hangs.gate.clear()
     first = TestServer(_app(hangs))
     await first.start_server()
-    async with reward_session() as session:
+    async with service_session() as session:
         client = RewardClient(Reward(name="sums", builtin="reasoning_gym"), str(first.make_url("/")), session)
         asked = asyncio.create_task(client.score(item("g0.0")))
         await until(lambda: len(hangs.requests) == 1)
@@ -201,8 +207,7 @@ async def test_a_sample_that_kills_the_service_fails_no_other_sample(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All requests in flight fail when the service dies; an isolated request identifies the sample that kills it."""
-    monkeypatch.setattr(scoring, "FIRST_BACKOFF_SECONDS", 0.001)
-    monkeypatch.setattr(scoring, "LAST_BACKOFF_SECONDS", 0.001)
+    short_waits(monkeypatch)
     monkeypatch.setattr(scoring, "MAX_ITEMS", 1)
     out: list[tuple[web.Request, set[str]]] = []
 
@@ -219,7 +224,7 @@ async def test_a_sample_that_kills_the_service_fails_no_other_sample(
 
     app = web.Application()
     app.router.add_post("/v1/score", score)
-    async with TestServer(app) as server, reward_session() as session:
+    async with TestServer(app) as server, service_session() as session:
         reward = Reward(name="sums", builtin="reasoning_gym", processes=4)
         client = RewardClient(reward, str(server.make_url("/")), session)
         scores = await asyncio.gather(*(client.score(item(f"g0.{i}")) for i in range(12)))
@@ -282,7 +287,7 @@ async def test_a_request_that_is_too_long_is_sent_one_sample_at_a_time(
 async def test_a_reply_is_read_up_to_its_bound(
     client: RewardClient, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "MAX_SCORE_BYTES", 1000)
+    monkeypatch.setattr(reward_http, "MAX_SCORE_BYTES", 1000)
 
     async def endless(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -334,7 +339,7 @@ async def test_a_refused_token_is_the_reason_of_the_failed_sample(
     service: FakeService, status: int, token: str, reason: str
 ) -> None:
     service.answer = lambda items: web.Response(status=status, text="no")
-    async with TestServer(_app(service)) as server, reward_session() as session:
+    async with TestServer(_app(service)) as server, service_session() as session:
         client = RewardClient(Reward(name="sums", builtin="exact_match"), str(server.make_url("/")), session, token)
         assert (await client.score(item("g0.0"))).error == f"reward sums {reason.format(status)}"
         await client.close()
@@ -361,7 +366,7 @@ async def test_the_start_waits_for_the_service_and_logs_it_once(
     states = iter([503, 502, 404])
     service.health = lambda: next(states)
     await client.wait_until_reachable()
-    assert [record.message for record in caplog.records if record.name == scoring.__name__] == [
+    assert [record.message for record in caplog.records if record.name == reward_http.__name__] == [
         "reward sums does not answer (HTTP 503); asking again until it does",
         "reward sums answers again",
     ]

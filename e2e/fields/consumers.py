@@ -53,7 +53,9 @@ from rljob.rollout.adapters.load_adapter import load_adapter
 from rljob.runner import app
 from rljob.runner.leased_trajectory import LeasedTrajectory
 from rljob.runner.main import find_readers
+from rljob.runner.reward_http import RefusedSampleError, RewardHttp
 from rljob.runner.reward_routing import scorer_of
+from rljob.runner.scoring import RewardClient
 from rljob.runner.setup import prepare
 from rljob.trainer.backends.base import Backend
 from rljob.trainer.backends.megatron import supported_layouts
@@ -354,6 +356,18 @@ def routed(job: RLJob, storage: Path) -> Any:
     clients = {reward.name: Constant(i + 1) for i, reward in enumerate(job.spec.rewards)}
     item = ScoreItem("s", "sums", "?", "4", "stop", {"question": "?", "answer": "4", "judged": "far"})
     return asyncio.run(scorer_of(job.spec.tasks[0], clients).score(item))
+
+
+def not_scored(job: RLJob, storage: Path) -> Any:
+    """Return the score of a sample that the first reward's service refuses."""
+    refused = mock.AsyncMock(side_effect=RefusedSampleError("no"))
+
+    async def score() -> Score:
+        client = RewardClient(job.spec.rewards[0], "http://127.0.0.1:1", mock.Mock())
+        return await client.score(ScoreItem("s", "sums", "?", "4", "stop", {}))
+
+    with mock.patch.object(RewardHttp, "post", refused):
+        return asyncio.run(score())
 
 
 class _Address:

@@ -236,6 +236,7 @@ ROWS: dict[str, Outcome] = {
     "spec.rewards.processes": Shows(c.served, 2),
     "spec.rewards.timeoutSeconds": Shows(c.served, 20),
     "spec.rewards.memoryBytes": Shows(c.served, 1 << 25),
+    "spec.rewards.notScoredReward": Shows(c.not_scored, -1),
     "spec.environments.name": Shows(c.commands, "other", LAKE),
     "spec.environments.builtin": Shows(c.observed, "sokoban", LAKE),
     "spec.environments.function": Shows(

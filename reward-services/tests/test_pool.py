@@ -29,7 +29,7 @@ CLOSE = "close"
 class Each:
     """Scores samples one by one with a function."""
 
-    batched = together = False
+    batched = together = deterministic = False
 
     def __init__(self, score) -> None:
         self._score = score

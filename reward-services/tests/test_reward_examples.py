@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -12,6 +13,7 @@ from rljob.api.extensions import load
 from rljob.api.rewards import REWARDS
 from rljob.api.tasks import Task
 from rljob.protocol.score_messages import ScoreItem
+from rljob.rewards.chat_api import ChatApi
 from rljob.rewards.evaluate import RewardEvaluator
 
 PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"
@@ -29,7 +31,12 @@ def score(name: str, example: dict):
     evaluate = RewardEvaluator(load({}, kind.make, name)(kind.parse(example.get("config", {})), [TASK]), name)
     tokens = example.get("responseTokens")
     prompt, finish = example.get("prompt", ""), example.get("finish", "stop")
-    return evaluate(ScoreItem("s", "sums", prompt, example["completion"], finish, example["row"], [], tokens))
+    item = ScoreItem("s", "sums", prompt, example["completion"], finish, example["row"], [], tokens)
+    with mock.patch.object(ChatApi, "ask", mock.AsyncMock(side_effect=example.get("replies", []))):
+        found = evaluate(item)
+    if evaluate._runner is not None:  # of an async reward, for the life of a worker
+        evaluate._runner.close()
+    return found
 
 
 @pytest.mark.parametrize(("name", "example"), EXAMPLES)
@@ -44,5 +51,5 @@ def test_an_example_has_the_reward_of_the_page(name: str, example: dict) -> None
 
 def test_the_page_has_examples_of_every_built_in_reward() -> None:
     shown = {example.values[0] for example in EXAMPLES}
-    elsewhere = {"reasoning_gym", "code"}  # with data and tests of its own; with a page of its own
+    elsewhere = {"reasoning_gym", "code", "reward_model"}  # with own data; with a page of its own; with a model
     assert shown == set(REWARDS) - elsewhere

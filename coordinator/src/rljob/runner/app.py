@@ -22,7 +22,8 @@ from rljob.runner.leased_episode import EnvironmentRuntime
 from rljob.runner.leased_trajectory import TaskRuntime
 from rljob.runner.prompts import PromptCache
 from rljob.runner.reward_routing import scorer_of
-from rljob.runner.scoring import RewardClient, reward_session
+from rljob.runner.scoring import RewardClient
+from rljob.runner.service_http import service_session
 from rljob.runner.setup import Prepared, model_length
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ async def serve(
         if entry.name not in environment_urls:
             raise ValueError(f"RLJOB_ENVIRONMENT_URLS: environment {entry.name!r} has no address; add one")
     prompts = PromptCache(prepared.sources, prepared.maker, spec.failure_policy.stall_seconds)
-    async with reward_session() as session:
+    async with service_session() as session:
         rewards = {
             reward.name: RewardClient(reward, reward_urls[reward.name], session, "" if reward.url else reward_token)
             for reward in spec.rewards

@@ -28,14 +28,8 @@ from rljob.protocol.episode_messages import (
     problem_of,
 )
 from rljob.runner.context import TrajectoryError
-from rljob.runner.scoring import (
-    CONNECT_SECONDS,
-    EXTRA_SECONDS,
-    FIRST_BACKOFF_SECONDS,
-    LAST_BACKOFF_SECONDS,
-    one_line,
-    read_at_most,
-)
+from rljob.runner.scoring import EXTRA_SECONDS, FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS
+from rljob.runner.service_http import CONNECT_SECONDS, one_line, read_at_most
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +48,7 @@ class EnvironmentClient:
     Args:
         environment: the manifest's entry.
         url: address of the service.
-        session: see :func:`rljob.runner.scoring.reward_session`.
+        session: see :func:`rljob.runner.service_http.service_session`.
         token: sent with every request; empty: none.
     """
 

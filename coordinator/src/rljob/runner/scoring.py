@@ -2,12 +2,14 @@
 
 A sample is sent in the iteration of the event loop in which it ended. Samples that end while all requests are in flight
 wait for the first request to return and then share the next one. If the service is unavailable, the request is repeated
-until the service answers: no sample is lost, and one line is logged. If the service answers a request with something
-other than its scores, or fails on it (it dies, hangs, or answers HTTP 500), each sample of the request is sent by
-itself. An invalid reply then fails its sample. Concurrent requests can fail together, so a single sample on which the
-service fails is retried with no other request in flight; it is marked failed after three isolated failures.
+until the service answers: no sample is lost, and one line is logged. If the service refuses a request, or fails on it
+(it dies, hangs, answers HTTP 500 or something other than its scores), each sample of the request is sent by itself. A
+sample that is refused is marked failed. Concurrent requests can fail together, so a single sample on which the service
+fails is retried with no other request in flight at its replica; it is marked failed after three isolated failures.
 
-Requests and replies have the bounds of :mod:`rljob.protocol.score_messages`. A reply is read no further than its bound.
+Choice of the replica, circuit breakers and Retry-After: :mod:`rljob.runner.reward_replicas`. The slowest requests are
+sent again to another replica: :mod:`rljob.runner.hedging`. Requests and replies have the bounds of
+:mod:`rljob.protocol.score_messages`. A reply is read no further than its bound.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -28,44 +30,27 @@ from rljob.protocol.score_messages import (
     MAX_ERROR,
     MAX_ITEMS,
     MAX_REQUEST_BYTES,
-    MAX_SCORE_BYTES,
     Score,
     ScoreItem,
     ScoreReply,
     ScoreRequest,
 )
+from rljob.runner.hedging import HedgeDelay, hedged
+from rljob.runner.reward_http import RefusedSampleError, RewardHttp, RewardUnavailableError, ServiceFailedError
+from rljob.runner.reward_replicas import Replica, ReplicaSet
+from rljob.runner.score_cache import ScoreCache
 
 log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_SECONDS = 0.1
 LAST_BACKOFF_SECONDS = 5.0
-CONNECT_SECONDS = 5.0
 EXTRA_SECONDS = 30.0
 ISOLATED_FAILURES = 3
-RETRY_STATUSES = (408, 425, 429)
-REFUSAL_BYTES = 200  # of the body of a reply with another status than 200
+NOT_SCORED = "not_scored"
+"""Metric of a sample whose reward is the manifest's notScoredReward: 1."""
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ScoreReply)
-
-
-class InvalidReplyError(Exception):
-    """The service replied, but not with a score for every sample."""
-
-
-class ServiceFailedError(Exception):
-    """The service accepted the request and failed on it: it died, hung, or answered HTTP 500."""
-
-
-def reward_session() -> aiohttp.ClientSession:
-    """Return a session for all clients of a process, of rewards and environments. It stores no cookies and decompresses
-    no replies, because a small compressed reply can be large."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        headers={"Accept-Encoding": "identity"},
-    )
 
 
 @dataclass(frozen=True)
@@ -79,48 +64,44 @@ class RewardClient:
 
     Args:
         reward: the manifest's entry.
-        url: address of the service.
-        session: see :func:`reward_session`.
+        url: address of the service. Pods of the job are found by the addresses of its name.
+        session: see :func:`rljob.runner.service_http.service_session`.
         token: sent with every request; empty: none.
     """
 
     def __init__(self, reward: Reward, url: str, session: aiohttp.ClientSession, token: str = "") -> None:
         self._name = reward.name
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-        self._base = url.rstrip("/")
-        self._session = session
-        self._requests = max(2, 2 * reward.processes)  # one in work and one waiting per process keep the pool busy
+        self._http = RewardHttp(reward.name, url, session, token)
+        pods = reward.url is None and self._http.has_name
+        limit = max(2, 2 * reward.processes)  # one in work and one waiting per process keep the pool busy
+        self._replicas = ReplicaSet(self._http.addresses if pods else None, limit)
         self._seconds_per_sample = reward.timeout_seconds / reward.processes
-        self._samples_in_flight = 0
-        self._gate = _ExclusiveGate()
+        self._not_scored_reward = reward.not_scored_reward
+        self._not_scored = 0
+        self._delay = HedgeDelay()
+        self._cache = ScoreCache()
         self._waiting: list[_Waiting] = []
         self._in_flight: set[asyncio.Task[None]] = set()
         self._flushing = False
-        self._unavailable = False
 
     async def score(self, item: ScoreItem) -> Score:
         """Return the score of ``item``; its ``error`` is set if the service could not score it."""
+        if (known := self._cache.get(item)) is not None:
+            return known
         waiting = _Waiting(item, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
-        return await waiting.answer
+        score = await waiting.answer
+        if score.error and self._not_scored_reward is not None:
+            return self._counted(score, self._not_scored_reward)
+        return score
 
     async def wait_until_reachable(self) -> None:
         """Wait until a server answers at the service's address; log a warning if the first attempt fails."""
         backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
-        limit = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
-        while True:
-            try:
-                health = f"{self._base}/healthz"
-                async with self._session.get(health, timeout=limit, allow_redirects=False) as response:
-                    if response.status < 500:  # a user's service may not have this path
-                        self._report_available()
-                        return
-                    self._report_unavailable(f"HTTP {response.status}")
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                self._report_unavailable(str(error) or type(error).__name__)
+        while not await self._http.is_reachable():
             await backoff.wait()
 
     async def close(self) -> None:
@@ -128,13 +109,14 @@ class RewardClient:
         for request in list(self._in_flight):
             request.cancel()
         await asyncio.gather(*self._in_flight, return_exceptions=True)
+        await self._replicas.close()
 
     def _flush(self) -> None:
         self._flushing = False
         self._waiting = [waiting for waiting in self._waiting if not waiting.answer.done()]  # drops cancelled samples
-        while self._waiting and len(self._in_flight) < self._requests:
+        while self._waiting and len(self._in_flight) < self._replicas.limit:
             batch, self._waiting = self._waiting[:MAX_ITEMS], self._waiting[MAX_ITEMS:]
-            request = asyncio.create_task(self._score_batch(batch))
+            request = asyncio.create_task(self._score_batch(batch, set()))
             self._in_flight.add(request)
             request.add_done_callback(self._done)
 
@@ -143,13 +125,14 @@ class RewardClient:
         if not request.cancelled():
             self._flush()
 
-    async def _score_batch(self, batch: list[_Waiting]) -> None:
+    async def _score_batch(self, batch: list[_Waiting], failed: set[str]) -> None:
+        """Answer the samples of ``batch``. ``failed``: addresses of replicas that failed on them."""
         try:
-            scores = await self._request_scores(batch)
-        except (InvalidReplyError, ServiceFailedError) as error:
+            scores = await self._request_scores(batch, failed)
+        except (RefusedSampleError, ServiceFailedError) as error:
             if len(batch) > 1:  # find the sample that causes the failure
                 for waiting in batch:
-                    await self._score_batch([waiting])
+                    await self._score_batch([waiting], set(failed))
                 return
             scores = [_failed(batch[0].item, str(error))]
         except Exception as error:  # a defect of this module: without an answer the samples would wait forever
@@ -160,101 +143,119 @@ class RewardClient:
             if not waiting.answer.done():
                 waiting.answer.set_result(score)
 
-    async def _request_scores(self, batch: list[_Waiting]) -> list[Score]:
+    async def _request_scores(self, batch: list[_Waiting], failed: set[str]) -> list[Score]:
         """Return the scores of ``batch``; repeat the request while the service is unavailable.
 
         Raises:
-            InvalidReplyError: the service replied with something else.
+            RefusedSampleError: the service refuses the request, or it cannot be sent.
             ServiceFailedError: the service failed once on several samples, or ISOLATED_FAILURES times on a single
                 sample with no other request in flight.
         """
-        try:
-            body = _encoder.encode(ScoreRequest([waiting.item for waiting in batch]))
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise InvalidReplyError(f"the sample cannot be sent to reward {self._name}: {error}") from error
-        if len(body) > MAX_REQUEST_BYTES:
-            raise InvalidReplyError(
-                f"the sample cannot be sent to reward {self._name}: it has {len(body):,} bytes, and a request has at "
-                f"most {MAX_REQUEST_BYTES:,}; shorten its row or its answer"
-            )
+        body = self._encoded(batch)
         backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
         failures, isolated = 0, False
         while not all(waiting.answer.done() for waiting in batch):
             try:
-                async with self._gate.enter(isolated):
-                    answer = await self._post(body, len(batch))
-                if answer is not None:
-                    return self._read(batch, answer)
-            except ServiceFailedError:
+                return await self._answer(batch, body, isolated, failed)
+            except RewardUnavailableError:
+                pass
+            except ServiceFailedError as error:
                 failures += isolated
                 isolated = True
-                if len(batch) > 1 or failures == ISOLATED_FAILURES:
+                if len(batch) > 1:
                     raise
+                if failures == ISOLATED_FAILURES:
+                    reason = f"reward {self._name} {error}, {ISOLATED_FAILURES} times on this sample alone"
+                    raise ServiceFailedError(reason) from None
             await backoff.wait()
         return [_failed(waiting.item, "cancelled") for waiting in batch]
 
-    async def _post(self, body: bytes, samples: int) -> bytes | None:
-        """Return the reply of the service; None if it is unavailable.
+    def _encoded(self, batch: list[_Waiting]) -> bytes:
+        """Return a request for the samples of ``batch``.
 
         Raises:
-            InvalidReplyError: the service rejects the request.
-            ServiceFailedError: the service accepted the request and died, hung, or answered HTTP 500.
+            RefusedSampleError: they cannot be sent.
         """
-        self._samples_in_flight += samples
-        # Longer than the service needs if every sample takes its time limit, so only a service that hangs exceeds it.
-        limit = aiohttp.ClientTimeout(
-            total=self._samples_in_flight * self._seconds_per_sample + EXTRA_SECONDS, sock_connect=CONNECT_SECONDS
-        )
         try:
-            async with self._session.post(
-                f"{self._base}/v1/score", data=body, headers=self._headers, timeout=limit, allow_redirects=False
-            ) as response:
-                status, location = response.status, response.headers.get("Location", "")
-                longest = samples * MAX_SCORE_BYTES if status == 200 else REFUSAL_BYTES
-                answer = await read_at_most(response.content, longest + 1)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            self._report_unavailable(str(error))
-            return None
-        except TimeoutError:
-            raise ServiceFailedError(self._report_failure(f"did not answer within {limit.total:.0f} s")) from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise ServiceFailedError(self._report_failure(f"broke the connection ({error})")) from None
-        finally:
-            self._samples_in_flight -= samples
-        if status > 500 or status in RETRY_STATUSES:
-            self._report_unavailable(f"HTTP {status}")
-            return None
-        summary = f"HTTP {status}: {one_line(answer[:REFUSAL_BYTES])}"
-        if status == 500:
-            raise ServiceFailedError(self._report_failure(f"answered {summary}"))
-        self._report_available()
-        if status == 200 and len(answer) <= longest:
-            return answer
-        raise InvalidReplyError(self._refusal(status, summary, longest, location))
-
-    def _refusal(self, status: int, summary: str, longest: int, location: str) -> str:
-        """Return why a reply is not an answer to its request, as one sentence."""
-        if status == 200:
-            return f"reward {self._name} answered more than {longest:,} bytes; shorten its metrics"
-        if status in (401, 403):
-            if "Authorization" in self._headers:
-                return f"reward {self._name} refused the run's token ({summary}); it must accept its RLJOB_TOKEN"
-            return f"reward {self._name} requires a token ({summary}); rljob sends none to a reward with url"
-        if 300 <= status < 400:
-            where = one_line(location.encode(errors="replace")[:REFUSAL_BYTES])
-            return (
-                f"reward {self._name} redirects to {where or 'no address'} (HTTP {status}); redirects are not followed"
+            body = _encoder.encode(ScoreRequest([waiting.item for waiting in batch]))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise RefusedSampleError(f"the sample cannot be sent to reward {self._name}: {error}") from error
+        if len(body) > MAX_REQUEST_BYTES:
+            raise RefusedSampleError(
+                f"the sample cannot be sent to reward {self._name}: it has {len(body):,} bytes, and a request has at "
+                f"most {MAX_REQUEST_BYTES:,}; shorten its row or its answer"
             )
-        return f"reward {self._name} refused the sample: {summary}"
+        return body
+
+    async def _answer(self, batch: list[_Waiting], body: bytes, isolated: bool, failed: set[str]) -> list[Score]:
+        """Return the scores that a replica answers. ``failed``: as for :meth:`_score_batch`.
+
+        Raises:
+            RewardUnavailableError, RefusedSampleError, ServiceFailedError: see :meth:`RewardHttp.post`.
+        """
+        clock = asyncio.get_running_loop().time
+        async with self._replicas.enter(isolated, failed) as replica:
+            failed.add(replica.address)  # until it answers
+            began = clock()
+            delay = None if isolated else self._delay.seconds
+            request = self._post(replica, batch, body)
+            if delay is None:
+                scores = await request
+            else:
+                scores = await hedged(request, lambda: self._repetition(replica, batch, body), delay)
+            self._delay.observe(clock() - began)
+            failed.discard(replica.address)
+            return scores
+
+    def _repetition(
+        self, first: Replica, batch: list[_Waiting], body: bytes
+    ) -> Coroutine[Any, Any, list[Score]] | None:
+        """Return the request to another replica; None: there is none, or enough requests were sent twice."""
+        spare = self._replicas.spare(first)
+        if spare is None or not self._delay.take():
+            return None
+
+        async def post() -> list[Score]:
+            with spare.sending():
+                scores = await self._post(spare, batch, body)
+            first.failed()  # it is slower than the other one and than nearly all requests before
+            return scores
+
+        return post()
+
+    async def _post(self, replica: Replica, batch: list[_Waiting], body: bytes) -> list[Score]:
+        replica.samples += len(batch)
+        try:
+            # Longer than the service needs if every sample takes its time limit: only one that hangs exceeds it.
+            limit = replica.samples * self._seconds_per_sample + EXTRA_SECONDS
+            answer = await self._http.post(replica, body, len(batch), limit)
+        finally:
+            replica.samples -= len(batch)
+        try:
+            scores = self._read(batch, answer)
+        except ValueError as error:
+            replica.failed()
+            raise ServiceFailedError(self._http.report_failure(replica.address, str(error))) from None
+        replica.succeeded()
+        return scores
 
     def _read(self, batch: list[_Waiting], answer: bytes) -> list[Score]:
+        """Return the scores of a reply.
+
+        Raises:
+            ValueError: it has others, or none. The message continues "reward NAME".
+        """
         try:
-            scores = _decoder.decode(answer).scores
+            reply = _decoder.decode(answer)
         except (ValueError, RecursionError) as error:  # DecodeError is a ValueError
-            raise InvalidReplyError(f"reward {self._name} answered something else than scores: {error}") from None
-        if [score.sample for score in scores] != [waiting.item.sample for waiting in batch]:
-            raise InvalidReplyError(f"reward {self._name} answered for other samples than those requested")
-        return [self._checked(score) for score in scores]
+            raise ValueError(f"answered something else than scores: {error}") from None
+        if [score.sample for score in reply.scores] != [waiting.item.sample for waiting in batch]:
+            raise ValueError("answered for other samples than those requested")
+        scores = [self._checked(score) for score in reply.scores]
+        if reply.deterministic:
+            for waiting, score in zip(batch, scores, strict=True):
+                self._cache.put(waiting.item, score)
+        return scores
 
     def _checked(self, score: Score) -> Score:
         if not score.error and not all(map(math.isfinite, (score.reward, *score.metrics.values()))):
@@ -262,59 +263,17 @@ class RewardClient:
         score.error = score.error[:MAX_ERROR]
         return score
 
-    def _report_failure(self, what: str) -> str:
-        """Log that the service failed on a request; return the reason that its sample is failed with."""
-        log.warning("reward %s %s; asking again, one sample at a time", self._name, what)
-        return f"reward {self._name} {what}, {ISOLATED_FAILURES} times on this sample alone"
-
-    def _report_unavailable(self, why: str) -> None:
-        if not self._unavailable:
-            log.warning("reward %s does not answer (%s); asking again until it does", self._name, why)
-        self._unavailable = True
-
-    def _report_available(self) -> None:
-        if self._unavailable:
-            log.warning("reward %s answers again", self._name)
-        self._unavailable = False
-
-
-class _ExclusiveGate:
-    """Admits requests: shared requests concurrently, an isolated request only while no other request is in flight."""
-
-    def __init__(self) -> None:
-        self._changed = asyncio.Condition()
-        self._in_flight = 0
-        self._isolated = 0  # waiting or in flight
-
-    @asynccontextmanager
-    async def enter(self, isolated: bool) -> AsyncIterator[None]:
-        """Wait until the request may be sent; it is in flight inside the context."""
-        self._isolated += isolated
-        try:
-            async with self._changed:
-                await self._changed.wait_for(lambda: not self._in_flight if isolated else not self._isolated)
-                self._in_flight += 1
-            try:
-                yield
-            finally:
-                self._in_flight -= 1
-        finally:
-            self._isolated -= isolated
-            async with self._changed:
-                self._changed.notify_all()
-
-
-async def read_at_most(content: aiohttp.StreamReader, most: int) -> bytes:
-    """Return the body of a reply, or its first ``most`` bytes."""
-    body = bytearray()
-    while len(body) < most and (part := await content.read(most - len(body))):
-        body += part
-    return bytes(body)
-
-
-def one_line(text: bytes) -> str:
-    """Return a part of a reply for a message."""
-    return " ".join(text.decode(errors="replace").split())
+    def _counted(self, score: Score, reward: float) -> Score:
+        """Return the score of a sample that could not be scored, as the manifest wants it."""
+        self._not_scored += 1
+        if self._not_scored == 1:
+            log.warning(
+                "reward %s: a sample that is not scored counts as %g, as notScoredReward says; the first one: %s",
+                self._name,
+                reward,
+                score.error,
+            )
+        return Score(score.sample, reward, {NOT_SCORED: 1.0})
 
 
 def _failed(item: ScoreItem, reason: str) -> Score:

@@ -68,12 +68,17 @@ class Reward(Model):
     """Time limit for scoring one sample. After this time the sample counts as failed, and its worker is replaced."""
     memory_bytes: Annotated[int, Field(ge=1 << 24, le=1 << 50)] | None = None
     """Memory that a worker process may allocate beyond what the service has loaded. A sample that needs more counts as
-    failed. Default: 1 GiB for a builtin, no limit otherwise."""
+    failed. Default: 1 GiB for a builtin other than `reward_model`, no limit otherwise."""
+
+    not_scored_reward: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
+    """Reward of a sample that could not be scored, whatever the reason; its metric `not_scored` is 1. Default: such a
+    sample ends as failed, and its group is replaced."""
 
     @property
     def worker_memory(self) -> int | None:
         """Limit of a worker process in bytes; None: none."""
-        return BUILTIN_MEMORY if self.memory_bytes is None and self.builtin is not None else self.memory_bytes
+        limited = self.builtin is not None and REWARDS[self.builtin].limits_memory
+        return BUILTIN_MEMORY if self.memory_bytes is None and limited else self.memory_bytes
 
     @property
     def served_by_rljob(self) -> bool:

@@ -84,8 +84,10 @@ def reward(ctx: RenderContext, service: Reward) -> RenderedRole | None:
     name = ctx.name(role.name)
     replicas = replicas_of(ctx, role, service.replicas)
     ports = [{"name": PORT_NAME, "port": PORT, "targetPort": PORT, "protocol": "TCP"}]
+    service_spec = {"selector": ctx.selector(role), "ports": ports}
     objects = (
-        ctx.object(role, "Service", name, {"spec": {"selector": ctx.selector(role), "ports": ports}}),
+        ctx.object(role, "Service", name, {"spec": service_spec}),  # for runners of older releases, and for users
+        ctx.object(role, "Service", _replicas_name(ctx, service), {"spec": {**service_spec, "clusterIP": "None"}}),
         deployment(ctx, role, name, replicas, pod_template(ctx, _reward_pod(ctx, role, service))),
         disruption_budget(ctx, role),
         *scale(ctx, role, service.replicas),
@@ -94,8 +96,12 @@ def reward(ctx: RenderContext, service: Reward) -> RenderedRole | None:
 
 
 def reward_url(ctx: RenderContext, service: Reward) -> str:
-    """Return the address of a reward."""
-    return service.url or service_url(ctx, ctx.name(role_name("reward", service.name)))
+    """Return the address of a reward. Inside the job its name stands for all ready pods: the runner chooses one."""
+    return service.url or service_url(ctx, _replicas_name(ctx, service))
+
+
+def _replicas_name(ctx: RenderContext, service: Reward) -> str:
+    return ctx.name("replicas", role_name("reward", service.name))
 
 
 def _reward_pod(ctx: RenderContext, role: RoleKey, service: Reward) -> PodSettings:

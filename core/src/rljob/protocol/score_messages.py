@@ -83,9 +83,14 @@ class Score(msgspec.Struct):
 
 
 class ScoreReply(msgspec.Struct):
-    """Scores in the order of the request."""
+    """Scores in the order of the request.
+
+    ``deterministic``: samples that are equal except for their ``sample`` always have the same score; the runner then
+    asks for one of them.
+    """
 
     scores: list[Score]
+    deterministic: bool = False
 
 
 class RecordedSample(msgspec.Struct):

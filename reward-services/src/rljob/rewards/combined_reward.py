@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rljob.api.extensions import load
-from rljob.api.rewards import REWARDS, NotScored, Parts
+from rljob.api.rewards import REWARDS, NotScored, Parts, deterministic, is_deterministic
 from rljob.api.rewards.combined import CombinedOptions, RewardPart
 from rljob.api.tasks import Task
 from rljob.rewards.evaluate import fields_of
@@ -26,6 +26,7 @@ class CombinedReward:
     def __init__(self, options: CombinedOptions, tasks: Sequence[Task]) -> None:
         self._parts = {part.name: _part_scorer(part, tasks) for part in options.parts}
         self._weights = {part.name: part.weight for part in options.parts}
+        self.deterministic = all(map(is_deterministic, self._parts.values()))
 
     def __call__(self, **fields: Any) -> Parts:
         """Return the parts' rewards; their metrics are named PART/METRIC.
@@ -63,4 +64,4 @@ def _part_scorer(
         result = scorer(**{name: fields[name] for name in names})
         return result if isinstance(result, tuple) else (result, {})
 
-    return score
+    return deterministic(score) if is_deterministic(scorer) else score

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from rljob.api.extensions import is_async
-from rljob.api.rewards import NotScored, Parts, Scorer, is_batch
+from rljob.api.rewards import NotScored, Parts, Scorer, is_batch, is_deterministic
 from rljob.protocol.score_messages import MAX_ERROR, Score, ScoreItem
 
 FIELDS = ("prompt", "completion", "finish", "problem", "task", "turns", "response_tokens", "metadata")
@@ -39,6 +39,7 @@ class RewardEvaluator:
         self._async = callable(scorer) and is_async(scorer)
         self._runner: asyncio.Runner | None = None
         self.batched = is_batch(scorer)
+        self.deterministic = is_deterministic(scorer)
         try:
             self._fields = fields_of(scorer, name)
         except ValueError as error:

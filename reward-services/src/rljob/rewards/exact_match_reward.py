@@ -6,11 +6,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from rljob.api.rewards import deterministic
 from rljob.api.rewards.exact_match import ExactMatchOptions
 from rljob.api.tasks import Task
 from rljob.api.templates import text_of
 
 
+@deterministic
 class ExactMatchReward:
     """Compares text without surrounding white space. The metric ``answered`` is 1 if the completion has an answer.
 

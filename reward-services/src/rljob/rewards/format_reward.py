@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from rljob.api.rewards import deterministic
 from rljob.api.rewards.answer_format import FormatOptions
 from rljob.api.tasks import Task
 
 
+@deterministic
 class FormatReward:
     """Looks for tags. A tag inside of another one is a second occurrence.
 

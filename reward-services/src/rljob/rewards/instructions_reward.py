@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rljob.api.rewards import deterministic
 from rljob.api.rewards.instructions import InstructionsOptions, instructions_of
 from rljob.api.tasks import Task
 from rljob.rewards.instruction_checks import CHECKS
 
 
+@deterministic
 class InstructionsReward:
     """Checks each instruction. The metric ``followed`` is the share of followed instructions.
 

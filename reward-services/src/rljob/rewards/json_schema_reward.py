@@ -10,6 +10,7 @@ from typing import Any
 
 import fastjsonschema
 
+from rljob.api.rewards import deterministic
 from rljob.api.rewards.json_schema import JsonSchemaOptions, row_document, row_schema
 from rljob.api.tasks import Task
 from rljob.rewards.answer_text import last_tag
@@ -25,6 +26,7 @@ SUBSCHEMA_LISTS = frozenset(("allOf", "anyOf", "oneOf", "items"))
 SUBSCHEMA_MAPS = frozenset(["$defs", "definitions", "dependencies", "patternProperties", "properties"])
 
 
+@deterministic
 class JsonSchemaReward:
     """Validates by fastjsonschema. The metric ``answered`` is 1 if the completion is JSON.
 

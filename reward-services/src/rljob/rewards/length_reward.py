@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rljob.api.rewards import deterministic
 from rljob.api.rewards.length import LengthOptions
 from rljob.api.rewards.overlong import OverlongOptions
 from rljob.api.tasks import Task
 
 
+@deterministic
 class LengthReward:
     """1 inside the bounds, linear outside. The metric ``length`` is the length.
 
@@ -41,6 +43,7 @@ class LengthReward:
         return reward, {"length": float(length)}
 
 
+@deterministic
 class OverlongReward:
     """Soft punishment of overlong answers: DAPO (arXiv 2503.14476), equation 13.
 

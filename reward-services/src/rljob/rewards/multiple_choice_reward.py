@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from rljob.api.rewards import deterministic
 from rljob.api.rewards.multiple_choice import MultipleChoiceOptions, correct_letter
 from rljob.api.tasks import Task
 from rljob.rewards.answer_text import BOX, TAG, ascii_digits, box_at, last_box, last_tag
@@ -23,6 +24,7 @@ STATEMENT = re.compile(
 )
 
 
+@deterministic
 class MultipleChoiceReward:
     """Compares letters. The metric ``answered`` is 1 if the completion chooses exactly one of the choices.
 

@@ -14,8 +14,8 @@ import msgspec
 
 from rljob.protocol.score_messages import MAX_ITEMS, ScoreReply, ScoreRequest
 
-VERSION = "1.1.0"
-"""Major: the path. Minor: fields were added. 1.1: response_tokens and metadata."""
+VERSION = "1.2.0"
+"""Major: the path. Minor: fields were added. 1.1: response_tokens and metadata. 1.2: deterministic, in the reply."""
 TEXT = {"text/plain": {"schema": {"type": "string"}}}
 REFUSALS = {
     "400": "The body is incomplete.",
@@ -34,8 +34,8 @@ def document() -> dict[str, Any]:
     score = {
         "summary": "Score samples",
         "description": f"At most {MAX_ITEMS} samples. The scores have the order of the samples. A sample that "
-        "cannot be scored has an error; it never counts as 0. The runner repeats a request after 408, 425, 429 and "
-        "every status above 500.",
+        "cannot be scored has an error; it counts as 0 only if the manifest says so. The runner repeats a request "
+        "after 408, 425, 429 and every status above 500, not before Retry-After.",
         "security": [{}, {"token": []}],
         "requestBody": {"required": True, "content": {"application/json": {"schema": request}}},
         "responses": {

@@ -151,6 +151,11 @@ class Pool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
+    def deterministic(self) -> bool:
+        """Whether equal samples always have the same score."""
+        return self._evaluator.deterministic
+
+    @property
     def waiting(self) -> int:
         """Number of samples that no worker has received."""
         return self._queue.qsize()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rljob.api.rewards import deterministic
 from rljob.api.rewards.regex_match import RegexOptions, row_pattern
 from rljob.api.tasks import Task
 
 
+@deterministic
 class RegexReward:
     """Matches by Python's ``re``. The worker's time limit ends a match that backtracks without end.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rljob.api.rewards import deterministic
 from rljob.api.rewards.repetition import RepetitionOptions
 from rljob.api.tasks import Task
 
 
+@deterministic
 class RepetitionReward:
     """The metric ``repeated`` is the share of n-grams that occurred before in the completion.
 

@@ -51,7 +51,8 @@ def build_app(pool: Pool, token: str = "") -> FastAPI:
         except RequestRejectedError as error:
             REJECTED.inc()
             return error.response()
-        return Response(_encoder.encode(ScoreReply(await pool.score(items))), media_type="application/json")
+        reply = ScoreReply(await pool.score(items), pool.deterministic)
+        return Response(_encoder.encode(reply), media_type="application/json")
 
     add_probes(app, REGISTRY)
     return app

@@ -31,6 +31,7 @@ class Evaluator(Protocol):
     """Scores samples in a worker; see :class:`rljob.rewards.evaluate.RewardEvaluator`."""
 
     batched: bool
+    deterministic: bool
 
     @property
     def together(self) -> bool:

@@ -16,6 +16,7 @@ from rljob.api.rewards import (
     exact_match,
     instructions,
     json_schema,
+    judge,
     length,
     mathematics,
     multiple_choice,
@@ -23,10 +24,11 @@ from rljob.api.rewards import (
     reasoning_gym,
     regex_match,
     repetition,
+    reward_model,
 )
 from rljob.api.rewards.combined import combined_kind
 from rljob.api.rewards.kind import Regex, RewardKind, Row, Scorer
-from rljob.api.rewards.outcome import NotScored, Parts, batch, is_batch
+from rljob.api.rewards.outcome import NotScored, Parts, batch, deterministic, is_batch, is_deterministic
 
 __all__ = [
     "REWARDS",
@@ -39,11 +41,13 @@ __all__ = [
     "Scorer",
     "batch",
     "builtin_docs",
+    "deterministic",
     "is_batch",
+    "is_deterministic",
     "option_docs",
 ]
 
-_PARTS: dict[str, RewardKind] = {
+_PARTS: dict[str, RewardKind] = {  # of `combined`; the others wait for a service, or score batches
     "code": code.KIND,
     "exact_match": exact_match.KIND,
     "format": answer_format.KIND,
@@ -57,7 +61,8 @@ _PARTS: dict[str, RewardKind] = {
     "regex": regex_match.KIND,
     "repetition": repetition.KIND,
 }
-REWARDS: Mapping[str, RewardKind] = _PARTS | {"combined": combined_kind(_PARTS)}
+_ALONE: dict[str, RewardKind] = {"judge": judge.KIND, "reward_model": reward_model.KIND}
+REWARDS: Mapping[str, RewardKind] = _PARTS | _ALONE | {"combined": combined_kind(_PARTS)}
 """Value of ``spec.rewards[].builtin`` → the reward."""
 
 

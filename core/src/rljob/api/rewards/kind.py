@@ -32,7 +32,8 @@ class RewardKind:
     ``make(options, tasks)`` returns the scorer; ``tasks`` are the job's tasks that use the reward. The reward service
     calls ``make`` once, before it listens. ``options``: model of ``config``. ``data``: sources whose rows the reward
     scores; None: all. ``row_check(row, options)`` raises ValueError if the reward cannot score a row; the runner calls
-    it for rows before the run. ``summary``: one sentence for the documentation.
+    it for rows before the run. ``summary``: one sentence for the documentation. ``limits_memory``: whether the workers
+    of a built-in reward have a limit of memory by default.
 
     ``make`` and ``row_check`` may be module:attribute of a module that is imported only by the process that needs it.
 
@@ -45,6 +46,7 @@ class RewardKind:
     data: Collection[str] | None = None
     row_check: str | Callable[[Row, Any], None] | None = None
     summary: str = ""
+    limits_memory: bool = True
 
     def __post_init__(self) -> None:
         for source in self.data or ():

@@ -42,6 +42,20 @@ def batch(scorer: F) -> F:
     return scorer
 
 
+def deterministic(scorer: F) -> F:
+    """Mark a scorer, or a class, that always gives samples that are equal except for their id the same score.
+
+    The runner asks for one of such samples and uses the score for the others.
+    """
+    scorer.deterministic = True  # type: ignore[attr-defined]
+    return scorer
+
+
+def is_deterministic(scorer: Any) -> bool:
+    """Return whether a scorer is marked with :func:`deterministic`, or has a true attribute of this name."""
+    return getattr(scorer, "deterministic", False) is True
+
+
 def is_batch(scorer: Any) -> bool:
     """Return whether a scorer is marked with :func:`batch`."""
     called = vars(type(scorer)).get("__call__")

@@ -1,0 +1,51 @@
+"""The built-in reward ``reward_model``: options and row check. Its scorer is in :mod:`rljob.rewards`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rljob.api.base import Model, Text
+from rljob.api.rewards.kind import RewardKind, Row
+from rljob.api.templates import text_of
+
+
+class RewardModelOptions(Model):
+    """Options of `reward_model`."""
+
+    model: Annotated[Text, Field(min_length=1)]
+    """directory of a sequence classification model of transformers, with its tokenizer, in the service's container"""
+    format: Literal["chat", "text"] = "chat"
+    """`chat`: the tokenizer's chat template with a question of the user and the completion; `text`: both, one after the
+    other"""
+    column: Text | None = None
+    """column with the question; null: the whole prompt, as the policy received it"""
+    label: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    """output of the model that is the reward"""
+    activation: Literal["none", "sigmoid", "softmax"] = "none"
+    """applied to the outputs first: `softmax` over all labels"""
+    max_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 4096
+    """a longer question and completion are not scored"""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """`cpu`: one copy of the model for all workers; `cuda`: each worker loads it on the GPU before its first sample,
+    whose time limit includes that"""
+
+
+def check_row(row: Row, options: RewardModelOptions) -> None:
+    """Check that the row has the question.
+
+    Raises:
+        ValueError: the row lacks the column, or the column contains neither text nor a number.
+    """
+    if options.column is not None:
+        text_of(row, options.column)
+
+
+KIND = RewardKind(
+    make="rljob.rewards.reward_model_reward:RewardModelReward",
+    options=RewardModelOptions,
+    row_check=check_row,
+    summary="an output of a sequence classification model, computed with transformers.",
+    limits_memory=False,
+)
