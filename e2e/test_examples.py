@@ -11,6 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from e2e.fakes.chat_server import ChatServer, serving
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -19,6 +22,31 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_all_its_rewards_score(example: Path, tmp_path: Path) -> None:
     changes = ["spec.training.steps=4", "spec.training.promptsPerStep=4", "spec.evaluation.problems=8"]
+    judge = ChatServer(lambda message: "Fair. <score>4</score>")
+    with serving(judge) as url:
+        changes += [f"spec.rewards[{i}].config.url={url}" for i in judges(example)]
+        check_run(example, changes, tmp_path)
+    assert bool(judge.messages) == bool(judges(example))
+
+
+def judges(example: Path) -> list[int]:
+    """Return the indices of the rewards that ask a judge."""
+    rewards = yaml.safe_load(example.read_text())["spec"]["rewards"]
+    return [i for i, reward in enumerate(rewards) if reward.get("builtin") == "judge"]
+
+
+def added_rewards(example: Path) -> list[str]:
+    """Return the rewards of tasks that have several."""
+    tasks = yaml.safe_load(example.read_text())["spec"]["tasks"]
+    return [
+        name
+        for task in tasks
+        if "moreRewards" in task
+        for name in (task["reward"], *(more["name"] for more in task["moreRewards"]))
+    ]
+
+
+def check_run(example: Path, changes: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
         [
             ROOT / "e2e" / "docs" / "bin" / "rljob", "run", example, "--no-screen", "--run-dir", tmp_path / "run",
@@ -35,5 +63,7 @@ def test_an_example_runs_and_all_its_rewards_score(example: Path, tmp_path: Path
     assert status["state"] == "Succeeded" and status["progress"]["step"] == 4
     with contextlib.closing(sqlite3.connect(tmp_path / "run" / "ledger.sqlite")) as ledger:
         ends = dict(ledger.execute("SELECT state, COUNT(*) FROM samples GROUP BY state"))
+        parts = {name for (text,) in ledger.execute("SELECT metrics FROM samples") if text for name in json.loads(text)}
     assert ends["trained"] == 4 * 4 * 8 and "failed" not in ends
+    assert parts >= {f"reward/{name}" for name in added_rewards(example)}
     assert all(result["problems"] == 8 for result in status["evaluations"]) and status["evaluations"]
