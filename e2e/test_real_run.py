@@ -26,6 +26,7 @@ from rljob.trainer.example_model import Recipe, build
 
 ENDS = {"trained", "filtered", "surplus", "expired", "failed"}
 STEPS = 15
+STALENESS = [0, 1] if os.environ.get("RLJOB_THOROUGH") else [1]  # python -m e2e.soak has 0, 1 and 2
 VICTIMS = ["runner", "reward-sums", "server", "trainer", "rollout-main-0", "coordinator"]
 
 
@@ -46,7 +47,7 @@ def write_manifest(path: Path, model: Path, **training: Any) -> Path:
         "evaluation": {"problems": 32},
         "rewards": [{"name": "sums", "builtin": "reasoning_gym"}],
         "trainer": {"optimizer": {"learningRate": 3e-4}},
-        "rollouts": [{"name": "main", "maxModelLength": 128, "maxConcurrency": 32}],
+        "rollouts": [{"name": "main", "maxModelLength": 128, "maxConcurrency": 32, "args": ["--block-size", "32"]}],
         "checkpoints": {"everySteps": 5, "keep": 2},
     }
     manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "real"}, "spec": spec}
@@ -131,7 +132,7 @@ def rljob_run(manifest: Path, directory: Path) -> Iterator[Running]:
 
 @pytest.mark.engine
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("alpha", [0, 1])
+@pytest.mark.parametrize("alpha", STALENESS)
 def test_the_run_survives_a_kill_9_of_every_component(tmp_path: Path, model: Path, alpha: int) -> None:
     directory = tmp_path / "run"
     with rljob_run(write_manifest(tmp_path / "job.yaml", model, maxStaleness=alpha), directory) as run:

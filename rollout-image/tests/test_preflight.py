@@ -260,13 +260,6 @@ def test_an_agent_whose_engine_cannot_be_loaded_ends_with_code_2(environment, mo
     assert "spec.rollouts[0].engine: module acme_nowhere cannot be imported" in caplog.text
 
 
-@pytest.mark.engine
-@pytest.mark.timeout(300)
-def test_the_real_vllm_knows_its_arguments(environment):
-    """e2e/test_bad_input.py has an argument that vLLM refuses; each check takes 10 s."""
-    assert list(preflight.check(environment(args=["--block-size", "32"]))) == []
-
-
 def test_the_check_prints_sentences_and_exits_2(environment, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["rljob-agent", "--check"])
     environment(maxModelLength=513)

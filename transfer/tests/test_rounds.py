@@ -201,4 +201,5 @@ def test_a_worker_that_cannot_load_fails_the_update_of_all(start, monkeypatch, f
     receiving = Receiving(engines, weights.parameters)
     with pytest.raises(RuntimeError):
         send_round(sender, weights, time.monotonic() + 60)
+    sender.abandon()  # as WeightSender does: the other worker may wait for the sender
     assert all(receiving.wait())
