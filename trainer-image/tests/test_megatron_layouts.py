@@ -113,6 +113,8 @@ def summed_gradients(backend: Any) -> dict[str, Any]:
     def part(name: str) -> torch.Tensor:
         gradient = parameters[name].main_grad.clone()
         torch.distributed.all_reduce(gradient, group=grid.data_group)
+        if name.endswith(("q_layernorm.weight", "k_layernorm.weight")):  # each rank has the sum over its heads
+            torch.distributed.all_reduce(gradient, group=grid.tensor_group)
         if getattr(parameters[name], "shared_embedding", False):  # the first and the last stage have a copy each
             from rljob.trainer.backends.megatron.megatron_library import parallel_state
 

@@ -35,7 +35,9 @@ class SdpaAttention(nn.Module):
             attention_mask: None.
             other: further arguments of the library: the kind of mask, and None for bias and packing.
         """
-        heads = [tensor.permute(1, 2, 0, 3) for tensor in (query, key, value)]
+        of_query, of_key, of_value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         grouped = query.shape[2] != key.shape[2]
-        result = scaled_dot_product_attention(*heads, is_causal=True, scale=self._scale, enable_gqa=grouped)
+        result = scaled_dot_product_attention(
+            of_query, of_key, of_value, is_causal=True, scale=self._scale, enable_gqa=grouped
+        )
         return result.permute(2, 0, 1, 3).reshape(*query.shape[:2], -1)

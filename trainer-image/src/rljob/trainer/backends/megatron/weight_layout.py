@@ -102,17 +102,15 @@ def split(names: Sequence[str], shape: tuple[int, ...], dim: int, exported: bool
     return ParameterSource(dict.fromkeys(names, shape), pieces, exported=exported)
 
 
-def heads(query: str, key: str, value: str, sizes: tuple[int, int, int], rest: tuple[int, ...]) -> ParameterSource:
+def heads(names: Sequence[str], sizes: tuple[int, int, int], rest: tuple[int, ...]) -> ParameterSource:
     """Return the source of query, key and value in one parameter: group by group, each with its heads of the query.
 
     Args:
-        query: name of the tensor.
-        key: name of the tensor.
-        value: name of the tensor.
+        names: of the tensors of query, key and value.
         sizes: number of groups, heads of the query in a group, elements of a head.
         rest: dimensions after the first one: the inputs of a weight; none for a bias.
     """
-    groups, queries, size = sizes
+    (query, key, value), (groups, queries, size) = names, sizes
 
     def pieces(rank: int, ranks: int) -> list[Piece]:
         found = []

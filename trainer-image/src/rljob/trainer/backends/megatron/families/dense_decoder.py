@@ -43,7 +43,7 @@ def _layer(model: ModelShape, ours: str, theirs: str) -> Table:
     table = {
         f"{ours}input_layernorm.weight": whole(f"{theirs}input_layernorm.weight", (model.hidden,)),
         f"{ours}self_attention.linear_qkv.weight": heads(
-            *(f"{attention}{kind}_proj.weight" for kind in "qkv"), groups, (model.hidden,)
+            [f"{attention}{kind}_proj.weight" for kind in "qkv"], groups, (model.hidden,)
         ),
         f"{ours}self_attention.linear_proj.weight": split(
             [f"{attention}o_proj.weight"], (model.hidden, model.query), 1
@@ -56,7 +56,7 @@ def _layer(model: ModelShape, ours: str, theirs: str) -> Table:
     }
     if model.biases:
         names = [f"{attention}{kind}_proj.bias" for kind in "qkv"]
-        table[f"{ours}self_attention.linear_qkv.bias"] = heads(*names, groups, ())
+        table[f"{ours}self_attention.linear_qkv.bias"] = heads(names, groups, ())
     if model.norms_heads:
         for kind in "qk":
             norm = whole(f"{attention}{kind}_norm.weight", (model.head_size,))
