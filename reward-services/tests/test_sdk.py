@@ -62,6 +62,8 @@ def test_numbers_of_any_library_are_accepted(answer):
         (None, "returned None: it did not score the sample"),
         ([1.0], "returned [1.0] as reward"),
         ({"reward": 1.0}, "returned {'reward': 1.0} as reward"),
+        (("7", {"reward": 0.0}), "returned '7' as reward"),
+        ((float("nan"), {"reward": 1.0}), "returned nan as reward"),
         ((1.0, 2.0), "returned (1.0, 2.0) as reward"),
         ((float("nan"), {}), "returned nan as reward"),
         ((1.0, {"partial": float("nan")}), "returned nan as partial"),

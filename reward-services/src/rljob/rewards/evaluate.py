@@ -137,7 +137,7 @@ class RewardEvaluator:
         if isinstance(result, Parts):
             result = _sum_of(result)
         reward, metrics = result if _is_pair(result) else (result, {})
-        for key, value in {"reward": reward, **metrics}.items():
+        for key, value in [("reward", reward), *metrics.items()]:
             if not _is_number(value):
                 reason = f"reward {self._name} returned {value!r} as {key}; it must return a finite number"
                 return error_score(item.sample, reason)
