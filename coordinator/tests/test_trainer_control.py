@@ -124,6 +124,29 @@ async def test_a_checkpoint_whose_writer_died_before_it_could_report_it_is_recor
     world.check_accounts()
 
 
+@pytest.mark.parametrize("step", [6, 9])
+async def test_a_newer_checkpoint_than_the_ledger_is_refused_while_there_is_another(
+    new_world: Any, tmp_path: Path, step: int
+) -> None:
+    """Somebody has copied it into the run directory."""
+    world = new_world(job(alpha=1, steps=6), tmp_path)
+    await trained(world, 4)
+    version = world.run.version
+    restart_trainer(world)
+    world.trainer.saved[step] = "another run"
+    world.trainer.reborn()
+    world.trainer.connect()
+    await world.settle()
+    assert world.run.finished and world.run.weights.lineage == 0 and version < 6
+    (warning,) = world.run.warnings
+    assert warning == (
+        f"the checkpoint of step {step} was refused: the ledger ends at step {version}, so it is not of this run; the "
+        "trainer continues from the checkpoint of step 4"
+    )
+    assert world.trainer.saved[6] != "another run"
+    world.check_accounts()
+
+
 @pytest.mark.parametrize("later", [4, 5])
 @pytest.mark.parametrize("meanwhile", ["nothing", "the connection breaks", "the coordinator is killed"])
 async def test_a_checkpoint_with_another_digest_than_in_the_ledger_is_refused(

@@ -58,8 +58,15 @@ class KeptCheckpoints:
             f"stored any more; restore one of {names} from a copy, or start another run"
         )
 
-    def mismatch(self, message: m.RegisterTrainer) -> str:
-        """Return why the checkpoint that a trainer loaded is not the one that the ledger records; empty if it is."""
+    def mismatch(self, message: m.RegisterTrainer, version: int) -> str:
+        """Return why the checkpoint that a trainer loaded is not the one that the ledger records; empty if it is.
+
+        Args:
+            message: of the trainer.
+            version: the newest one of the ledger.
+        """
+        if message.step > max(version, self.newest):
+            return f"the ledger ends at step {version}, so it is not of this run"
         known = self._kept.get(message.step, ("", ""))[1]
         differs = bool(known and message.digest) and known != message.digest
         refused = bool(message.digest) and self._refused.get(message.step) == message.digest

@@ -101,8 +101,11 @@ class TrainerController:
         if message.incarnation not in (0, session.incarnation):
             connection.reject(f"incarnation {message.incarnation} was superseded by {session.incarnation}", fatal=True)
             return
+        new_process = message.incarnation == 0
+        has_just_loaded = new_process or message.step == session.start
         allowed = version + (1 if message.incarnation else 0)
-        if message.step > max(allowed, self.checkpoints.newest):
+        can_refuse = has_just_loaded and self.checkpoints.before(message.step) is not None
+        if message.step > max(allowed, self.checkpoints.newest) and not can_refuse:
             connection.reject(
                 f"the trainer holds version {message.step}, but the ledger ends at {version}: checkpoints "
                 "and ledger are not of the same run; remove one of them, or choose another run directory and another "
@@ -110,8 +113,6 @@ class TrainerController:
                 fatal=True,
             )
             return
-        new_process = message.incarnation == 0
-        has_just_loaded = new_process or message.step == session.start
         unseen = self.checkpoints.unseen(message) if has_just_loaded else []
         if has_just_loaded and not unseen and (obstacle := self.checkpoints.obstacle(message.step)):
             connection.reject(obstacle, fatal=True)
@@ -138,7 +139,7 @@ class TrainerController:
             session.busy = "TrainerRegistered"  # no command before the process has looked for them
         elif has_just_loaded:
             self._refuse_newer(message)
-            if mismatch := self.checkpoints.mismatch(message):
+            if mismatch := self.checkpoints.mismatch(message, version):
                 self.refuse_start(mismatch)  # also of a process that lost its connection before it was told
         self._run.changed()
 
