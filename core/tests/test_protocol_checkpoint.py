@@ -1,6 +1,7 @@
 """Names of checkpoints, headers of weights, and the record with the digests of all files."""
 
 import json
+import os
 
 import blake3
 import pytest
@@ -20,6 +21,7 @@ from rljob.protocol.checkpoint_record import (
     decode_state,
     encode_state,
     find_damage,
+    find_unrecorded,
     hash_file,
     read_state_file,
 )
@@ -88,6 +90,25 @@ def test_the_first_file_without_its_digest_is_reported(tmp_path, monkeypatch):
     assert find_damage(tmp_path, files) == "a is missing"
     (tmp_path / "a").mkdir()
     assert find_damage(tmp_path, files) == "a cannot be read (Is a directory)"
+
+
+def test_a_pipe_or_a_device_in_place_of_a_file_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "a")
+    (tmp_path / "trainer.json").symlink_to("/dev/zero")
+    assert find_damage(tmp_path, {"a": ""}) == "a cannot be read (it is not a regular file)"
+    with pytest.raises(ValueError, match=r"trainer.json cannot be read \(it is not a regular file\)"):
+        read_state_file(tmp_path)
+
+
+def test_a_file_that_the_record_does_not_list_is_reported(tmp_path):
+    files = {"model.safetensors": "", "trainer/optimizer.safetensors": ""}
+    (tmp_path / "trainer").mkdir()
+    for name in (*files, "trainer.json", ".nfs0001"):
+        (tmp_path / name).write_bytes(b"")
+    assert find_unrecorded(tmp_path, files) == ""
+    for name in ("trainer/optimizer.safetensors.index.json", "model.safetensors.index.json"):
+        (tmp_path / name).write_bytes(b"")
+        assert find_unrecorded(tmp_path, files) == f"{name} is not in trainer.json: remove it"
 
 
 def test_parts_of_a_file_have_the_names_of_transformers():

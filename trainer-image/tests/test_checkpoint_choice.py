@@ -68,6 +68,16 @@ def test_a_checkpoint_with_a_damaged_file_is_refused_and_the_one_before_it_is_ta
     assert checkpoints.steps() == [2, 4], "another process may still need it"
 
 
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "trainer/optimizer.safetensors.index.json"])
+def test_a_checkpoint_with_an_index_that_its_record_does_not_list_is_refused(tmp_path, name):
+    checkpoints = write(tmp_path, 2, 4)
+    (checkpoints.path(4) / name).write_text('{"weight_map": {}}')
+    chosen = choose_checkpoint(checkpoints, ALONE)
+    assert chosen.path == checkpoints.path(2)
+    (refused,) = chosen.refused
+    assert refused.reason == f"{checkpoints.path(4)}/{name} is not in trainer.json: remove it"
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_every_flipped_bit_is_noticed_unless_it_changes_nothing(tmp_path, name):
     checkpoints = write(tmp_path, 2)

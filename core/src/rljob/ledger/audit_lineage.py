@@ -13,7 +13,7 @@ from pathlib import Path
 from rljob.ledger.audit_report import Check, Findings
 from rljob.ledger.reader import LedgerReader
 from rljob.protocol.checkpoint_files import STATE_FILE, checkpoint_directories
-from rljob.protocol.checkpoint_record import OTHER_RECORD, find_damage, read_state_file
+from rljob.protocol.checkpoint_record import OTHER_RECORD, find_damage, find_unrecorded, read_state_file
 
 
 def writer(ledger: LedgerReader, step: int, incarnation: int) -> int | None:
@@ -122,7 +122,7 @@ def _problem(row: sqlite3.Row, directory: Path, incarnation: int) -> str:
         )
     if state.digest != row["digest"]:
         return f"its {OTHER_RECORD}"
-    damage = find_damage(directory, state.files)
+    damage = find_damage(directory, state.files) or find_unrecorded(directory, state.files)
     return f"{directory}/{damage}" if damage else ""
 
 

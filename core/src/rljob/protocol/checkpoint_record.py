@@ -11,7 +11,11 @@ noticed: the coordinator compares the two when a trainer starts, the others befo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+import io
+import os
+import stat
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import blake3
@@ -48,7 +52,8 @@ def read_state_file(checkpoint: Path) -> TrainerState:
     """
     path = checkpoint / STATE_FILE
     try:
-        return decode_state(path.read_bytes())
+        with _open(path) as file:
+            return decode_state(file.read())
     except FileNotFoundError:
         raise ValueError(f"{path} is missing") from None
     except OSError as error:
@@ -94,6 +99,17 @@ def find_damage(directory: Path, files: Mapping[str, str]) -> str:
     return ""
 
 
+def find_unrecorded(directory: Path, files: Collection[str]) -> str:
+    """Return the first file beside ``files`` (paths in the directory) that their readers might take for one of them, such
+    as an index, and what to do; empty if there is none. Hidden files do not count: NFS makes them."""
+    for folder in sorted({(directory / name).parent for name in files}):
+        for path in sorted(folder.iterdir()):
+            name = path.relative_to(directory).as_posix()
+            if not path.is_dir() and name not in files and name != STATE_FILE and not path.name.startswith("."):
+                return f"{name} is not in {STATE_FILE}: remove it"
+    return ""
+
+
 def hash_file(path: Path) -> str:
     """Return the digest of a file.
 
@@ -104,10 +120,23 @@ def hash_file(path: Path) -> str:
     """
     digest, buffer = blake3.blake3(), bytearray(CHUNK_BYTES)
     view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
+    with _open(path) as file:
         while count := file.readinto(buffer):
             digest.update(view[:count])
     return digest.hexdigest()
+
+
+def _open(path: Path) -> io.FileIO:
+    """Open a regular file for reading, without buffer; a pipe or a device might never end.
+
+    Raises:
+        OSError: the file cannot be read, or is another one.
+    """
+    file = open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return file
 
 
 def _own_digest(state: TrainerState) -> str:

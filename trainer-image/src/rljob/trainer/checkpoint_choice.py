@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rljob.protocol.checkpoint_copies import CheckpointCopy
-from rljob.protocol.checkpoint_record import TrainerState, find_damage, read_state_file
+from rljob.protocol.checkpoint_record import TrainerState, find_damage, find_unrecorded, read_state_file
 from rljob.protocol.messages import RefusedCheckpoint
 from rljob.trainer.checkpoint import CheckpointStore
 from rljob.trainer.errors import ModelError
@@ -103,7 +103,7 @@ def _judge(path: Path, step: int) -> tuple[TrainerState | None, str]:
         state = read_state_file(path)
         if state.step != step:
             problem = f"{path} holds the checkpoint of step {state.step}"
-        elif damage := find_damage(path, state.files):
+        elif damage := find_damage(path, state.files) or find_unrecorded(path, state.files):
             problem = f"{path}/{damage}"
     except ValueError as error:
         problem = str(error)
