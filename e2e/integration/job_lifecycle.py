@@ -13,7 +13,7 @@ from rljob.manifests.inputs import Cluster
 from tools.cluster.client import API, VERSIONS
 from tools.cluster.controlplane import ControlPlane
 
-GPUS = Cluster(accelerator="nvidia", access_modes=("ReadWriteOnce",))
+GPUS = Cluster(accelerator="nvidia", access_modes=("ReadWriteOnce",), requests_per_gpu={"cpu": "0.01", "memory": "1Mi"})
 """Settings of a cluster with accelerators."""
 
 
