@@ -404,11 +404,17 @@ async def test_a_name_of_63_characters_works(cluster: ControlPlane, namespace: s
 async def test_kubectl_shows_why_a_job_does_not_run(job_client: JobClient):
     async with operator(job_client, cluster=GPUS):
         await job_client.apply(trainer={"processesPerNode": 64})
-        await job_client.until(lambda: _ready(job_client, 2))
+
+        async def row_of_job() -> list[str]:
+            return (await job_client.kubectl("get", "rlj")).splitlines()[1].split()[:5]
+
+        async def reported() -> bool:
+            return await row_of_job() == ["sums", "PodsPending", "0/1", "0/2", "1/1"]  # engines wait for the trainer
+
+        await job_client.until(reported)
         message = await job_client.reason("PodsPending")
-        head, row = (await job_client.kubectl("get", "rlj")).splitlines()
+        head = (await job_client.kubectl("get", "rlj")).splitlines()[0]
         assert " ".join(head.split()) == "NAME READY STEP PROGRESS TRAINER ROLLOUT REWARD STALENESS AGE"
-        assert row.split()[:5] == ["sums", "PodsPending", "0/1", "2/2", "1/1"]
         assert message in await job_client.kubectl("get", "rlj", "-o", "wide")
         output = await job_client.kubectl("describe", "rlj", "sums")
         assert message in output

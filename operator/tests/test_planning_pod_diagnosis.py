@@ -433,8 +433,7 @@ def test_a_missing_model_ends_the_run_with_the_message_of_the_role():
     """No restart helps, because nothing creates the model; engine or trainer may detect it first."""
     for role in ("rollout", "trainer"):
         world = World()
-        world.settle()
-        world.make_pods()
+        world.run_up()
         sentence = "models: /var/lib/rljob/model holds no Hugging Face model (no config.json); check source"
         world.exit(world.find(role)[0].metadata.name, 2, message=sentence, fatal=role == "trainer")
         if role == "trainer":

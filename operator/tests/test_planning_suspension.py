@@ -80,9 +80,10 @@ def test_a_resumed_run_has_a_new_attempt_and_a_new_active_deadline(world):
     assert world.names("Job") == ["sums-trainer-2"]
     assert world.status.trainer.charged == 0
     assert world.condition("Suspended")[:2] == ("False", "Resumed")
-    world.make_pods()
-    world.ready()
-    world.settle()  # status.run is still Suspended, from before the resume
+    for _ in range(2):  # engines follow when the trainer has its nodes
+        world.make_pods()
+        world.ready()
+        world.settle()  # status.run is still Suspended, from before the resume
     assert world.names("Job") == ["sums-trainer-2"]
     world.tell(state="Running", observed_generation=1)
     world.settle()

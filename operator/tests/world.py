@@ -153,8 +153,10 @@ class World:
         self.settle()
         self.finish_initializer()
         self.settle()
-        self.make_pods()
-        self.ready()
+        for _ in range(2):  # engines follow when the trainer has its nodes
+            self.make_pods()
+            self.ready()
+            self.settle()
         self.tell(state="Running")
         self.settle()
 

@@ -247,7 +247,11 @@ def _select_objects(
                     each = scale.with_replicas(each, view.wanted[role.name])
             if ref[0] == "PodDisruptionBudget":
                 each = scale.with_room(builder, view, role, each)
-            builder.desired.append(scale.with_replicas(each, held.get(ref[1]) if ref[0] == "Deployment" else None))
+            if ref[0] == "Deployment":
+                each = scale.with_replicas(each, held.get(ref[1]))
+            if ref[0] == "Deployment" and role.kind == "rollout":
+                each = scale.with_replicas(each, scale.before_placement(view, each))
+            builder.desired.append(each)
     builder.delete(
         children[ref]
         for ref in sorted(children)

@@ -19,7 +19,7 @@ from rljob.manifests.inputs import Object
 from rljob.manifests.names import selector_text
 from rljob.manifests.render_context import RenderedRole
 from rljob.operator.api_types import Child, Pod
-from rljob.operator.plan import POD_DELETION_COST
+from rljob.operator.plan import POD_DELETION_COST, TRAINER
 from rljob.operator.planning.job_view import JobView, alive, is_ready, pod_condition, role_of, workloads
 from rljob.operator.planning.plan_builder import PlanBuilder
 from rljob.operator.planning.timestamps import remaining, seconds_of
@@ -99,6 +99,26 @@ def with_scale_status(view: JobView, role: RenderedRole, rendered: Object) -> Ob
 def with_replicas(rendered: Object, replicas: int | None) -> Object:
     """Return an object with other replicas; the same object if ``replicas`` is None."""
     return rendered if replicas is None else {**rendered, "spec": {**rendered["spec"], "replicas": replicas}}
+
+
+def before_placement(view: JobView, rendered: Object) -> int | None:
+    """Return the replicas of a Deployment of engines while a pod of the trainer has no node: no more than it has now.
+
+    The trainer needs the most of a node. If engines came first, the scheduler would spread them over all nodes, and a
+    job that fits exactly would wait for itself. Engines start when the trainer has its nodes; it need not be ready.
+    None: the trainer has its nodes.
+    """
+    role = view.role(TRAINER)
+    assert role is not None, "every job has a trainer"
+    if sum(map(_has_node, view.pods.get(TRAINER, ()))) >= role.desired:
+        return None
+    child = view.observed.children.get((rendered["kind"], rendered["metadata"]["name"]))
+    return min(rendered["spec"]["replicas"], _replicas(child) if child is not None else 0)
+
+
+def _has_node(pod: Pod) -> bool:
+    scheduled = pod_condition(pod, "PodScheduled")
+    return scheduled is not None and scheduled.status == "True"
 
 
 def _record_draining(builder: PlanBuilder, leaving: list[str]) -> None:
