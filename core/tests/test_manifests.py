@@ -292,7 +292,13 @@ def test_a_reward_with_a_url_has_no_objects_and_the_runner_has_its_address(manif
     found = roles(manifest)
     assert "reward-far" not in found
     urls = json.loads(variables(found["runner"])["RLJOB_REWARD_URLS"])
-    assert urls == {"exact": "http://sums-reward-exact.default.svc.cluster.local:8080", "far": "http://far:1/x"}
+    name = "sums-replicas-reward-exact"
+    assert urls == {"exact": f"http://{name}.default.svc.cluster.local:8080", "far": "http://far:1/x"}
+    services = {
+        each["metadata"]["name"]: each["spec"] for each in found["reward-exact"].objects if each["kind"] == "Service"
+    }
+    assert services.keys() == {name, "sums-reward-exact"}
+    assert services[name]["clusterIP"] == "None", "the runner asks for the addresses of the pods"
 
 
 def test_accelerators_are_requested_in_a_cluster_with_gpus(manifest):

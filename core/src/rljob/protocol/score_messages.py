@@ -82,7 +82,7 @@ class Score(msgspec.Struct):
     turn_rewards: list[float] = []
 
 
-class ScoreReply(msgspec.Struct):
+class ScoreReply(msgspec.Struct, omit_defaults=True):
     """Scores in the order of the request.
 
     ``deterministic``: samples that are equal except for their ``sample`` always have the same score; the runner then
