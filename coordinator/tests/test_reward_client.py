@@ -141,6 +141,7 @@ def test_a_replica_that_hangs_loses_no_sample_and_delays_few() -> None:
     async def main(client: RewardClient) -> list[Score]:
         await one_by_one(client, 100)  # the client learns what a usual time is
         service.replicas["b"] = hangs
+        service.sent.clear()
         tasks = []
         for i in range(100):
             tasks.append(asyncio.create_task(timed(client, i)))
@@ -150,6 +151,8 @@ def test_a_replica_that_hangs_loses_no_sample_and_delays_few() -> None:
     scores = run(service, main)
     assert [score.error for score in scores] == [""] * 100
     assert sum(each > 1 for each in seconds) <= 2 and max(seconds) < 55
+    slow = [address for address, _ in service.sent].count("b")
+    assert slow == 5, "three requests that lost to a second one opened its circuit breaker; two were trials"
 
 
 def test_the_slowest_request_is_sent_to_another_replica() -> None:
@@ -172,7 +175,7 @@ def test_the_slowest_request_is_sent_to_another_replica() -> None:
 
     assert run(service, main).reward == 3
     assert {address for address, _ in service.sent} == {"a", "b"} and len(service.sent) == 2
-    assert seconds == [pytest.approx(0.2, abs=0.01)]  # 0.1 s, the usual time, and 0.1 s for the other one
+    assert seconds == [pytest.approx(0.25, abs=0.01)]  # 1.5 times 0.1 s, the usual time, and 0.1 s for the other one
 
 
 def test_replicas_that_are_gone_get_nothing_and_new_ones_get_their_share() -> None:
