@@ -1,0 +1,364 @@
+"""Compares losses, gradients and advantages with verl's and TRL's own functions, in float64.
+
+The functions are cut out of the released files of both projects, which are fetched from the package registry and not
+stored in the repository, and executed as they are. Ours is the trainer's own loss (`PolicyLoss`).
+
+python -m tools.algorithm_peers   prints one JSON object: the largest differences of each case; exit code 1 if
+                                  one exceeds its tolerance
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import json
+import math
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rljob.api.algorithm import Algorithm
+from rljob.testing.check_advantage import estimate
+from rljob.testing.random_samples import ReferenceSample, random_samples, resolved
+from rljob.trainer.algorithms.needs import load_function
+from rljob.trainer.backends.base import Output
+from rljob.trainer.batch import Microbatch, MicrobatchInputs
+from rljob.trainer.metrics import TokenStatistics
+from rljob.trainer.step import PolicyLoss
+
+RELEASES = {
+    "verl": ("0.7.0", ("verl/trainer/ppo/core_algos.py", "verl/utils/torch_functional.py")),
+    "trl": ("1.16.0", ("trl/trainer/grpo_trainer.py",)),
+}
+"""Package → version, files."""
+TOLERANCE = 1e-12
+EPSILON = 2e-8
+KNOWN = {
+    "verl vanilla seq-mean-token-mean": EPSILON,
+    "verl gspo": EPSILON,
+    "verl sapo": EPSILON,
+    "verl reinforce_pp": EPSILON,
+    "verl reinforce_pp_baseline": EPSILON,
+}
+"""Case → its tolerance where verl adds 1e-8 to a number of tokens."""
+SEEDS = 3
+MAX_TOKENS = 32
+
+Result = tuple[Tensor, Tensor]
+"""Loss, and its gradient by the log-probabilities (B, T)."""
+
+
+def fetch(package: str, directory: Path) -> dict[str, str]:
+    """Return the text of the files of a release, by name."""
+    version, names = RELEASES[package]
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--dest", str(directory)]
+    command = [sys.executable, "-m", "pip", "download", *options, f"{package}=={version}"]
+    subprocess.run(command, check=True)
+    (archive,) = directory.glob(f"{package}-*")
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            return {name: wheel.read(name).decode() for name in names}
+    with tarfile.open(archive) as tar:
+        members = {member.name.partition("/")[2]: member for member in tar.getmembers()}
+        found = {name: tar.extractfile(members[name]) for name in names}
+        return {name: file.read().decode() for name, file in found.items() if file is not None}
+
+
+def functions(text: str, namespace: dict[str, Any]) -> dict[str, Any]:
+    """Return all functions and methods of a file by name, without decorators. They see each other and ``namespace``."""
+    found = dict(namespace)
+    tree = ast.parse(text)
+    methods = [node for each in tree.body if isinstance(each, ast.ClassDef) for node in each.body]
+    for node in [*tree.body, *methods]:
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list = []
+            module = ast.Module([node], [])
+            flags = __future__.annotations.compiler_flag
+            exec(compile(ast.fix_missing_locations(module), node.name, "exec", flags), found)
+    return found
+
+
+def importance_ratio(text: str, trainer: Any, values: dict[str, Any]) -> Tensor:
+    """Execute the block of TRL that computes the weight for the mismatch of vLLM; return the weight.
+
+    Args:
+        text: of TRL's file.
+        trainer: attributes of the trainer.
+        values: local variables of the block.
+    """
+    blocks = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.If) and "vllm_importance_sampling_ratio = torch.exp(" in ast.unparse(node)
+        and ast.unparse(node.test) == "self.use_vllm and self.vllm_importance_sampling_correction"
+    ]  # fmt: skip
+    scope = values | {"self": trainer, "torch": torch, "math": math, "tool_mask": None}
+    exec(compile(ast.unparse(blocks[0]), "block", "exec"), scope)
+    ratio: Tensor = scope["vllm_importance_sampling_ratio"]
+    return ratio
+
+
+class Arrays:
+    """A minibatch as verl and TRL have it: (B, T), padded on the right, one advantage for each sample.
+
+    Args:
+        seed: of the samples.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.samples = random_samples(seed)
+        self.mask_BT = self._rows("logprobs_T") != 0
+        self.old_BT, self.behavior_BT = self._rows("old_T"), self._rows("behavior_T")
+        generator = np.random.default_rng(seed)
+        self.advantages_B = torch.from_numpy(generator.normal(size=len(self.samples)))
+
+    def _rows(self, name: str) -> Tensor:
+        rows_BT = torch.zeros(len(self.samples), MAX_TOKENS, dtype=torch.float64)
+        for b, sample in enumerate(self.samples):
+            values_T = getattr(sample, name)
+            rows_BT[b, : len(values_T)] = torch.from_numpy(np.asarray(values_T, np.float64))
+        return rows_BT
+
+    def logprobs(self) -> Tensor:
+        """Return the log-probabilities as a new leaf."""
+        return self._rows("logprobs_T").requires_grad_()
+
+
+def ours(algorithm: Algorithm, arrays: Arrays) -> Result:
+    """Return the result of the trainer's loss."""
+    lengths = np.array([len(sample.logprobs_T) for sample in arrays.samples])
+    weights_B = torch.from_numpy(
+        load_function(algorithm, "aggregation")(lengths, np.full(len(lengths), MAX_TOKENS)).astype(np.float64)
+    )
+    mask_BT, none = arrays.mask_BT, torch.zeros(0)
+    tokens = Microbatch(mask_BT.long(), none, none, mask_BT, arrays.behavior_BT, none, 1)
+    rewards_B = torch.tensor([sample.reward for sample in arrays.samples])
+    inputs = MicrobatchInputs(
+        range(len(lengths)), tokens, 0, weights_B, rewards_B, torch.zeros_like(mask_BT.long()), 1, rewards_B < -1e9
+    )
+    inputs.advantages_BK = arrays.advantages_B.unsqueeze(-1).expand(mask_BT.shape).where(mask_BT, 0.0)
+    logprobs_BT = arrays.logprobs()
+    loss = PolicyLoss([inputs], [arrays.old_BT], False, algorithm, TokenStatistics(torch.device("cpu")))
+    share = loss(0, Output(logprobs_BT))
+    if loss.error is not None:
+        raise loss.error
+    return _backward(share, logprobs_BT)
+
+
+def _backward(loss: Tensor, logprobs_BT: Tensor) -> Result:
+    loss.backward()
+    assert logprobs_BT.grad is not None
+    return loss.detach(), logprobs_BT.grad
+
+
+class Config(SimpleNamespace):
+    """A configuration of verl, which is read by attribute and by ``get``."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an attribute."""
+        return getattr(self, name, default)
+
+
+def verl_losses(verl: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Callable[[Arrays], Result]]]:
+    """Yield name, our ``spec.algorithm`` and verl's result of each case."""
+    clips = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 3.0}
+    fields = {"clipLow": 0.2, "clipHigh": 0.28, "correction": "none"}
+    config = Config(
+        **clips, loss_scale_factor=None, global_batch_info={}, tau_pos=1.0, tau_neg=1.05, policy_loss=Config()
+    )
+
+    def case(function: str, mode: str) -> Callable[[Arrays], Result]:
+        def result(arrays: Arrays) -> Result:
+            logprobs_BT = arrays.logprobs()
+            advantages_BT = arrays.advantages_B.unsqueeze(-1).expand(arrays.mask_BT.shape)
+            loss = verl[f"compute_policy_loss_{function}"](
+                old_log_prob=arrays.old_BT, log_prob=logprobs_BT, advantages=advantages_BT,
+                response_mask=arrays.mask_BT.double(), loss_agg_mode=mode, config=config,
+            )[0]  # fmt: skip
+            return _backward(loss, logprobs_BT)
+
+        return result
+
+    for mode in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean"):
+        yield f"vanilla {mode}", fields | {"aggregation": mode.replace("-", "_")}, case("vanilla", mode)
+    sample_mean = "seq-mean-token-mean"
+    by_sample = fields | {"aggregation": "seq_mean_token_mean"}
+    yield "gspo", by_sample | {"objective": "gspo", "dualClip": 0}, case("gspo", sample_mean)
+    if "compute_policy_loss_sapo" in verl:
+        sapo = {"objective": "sapo", "aggregation": "seq_mean_token_mean", "correction": "none"}
+        yield "sapo", sapo, case("sapo", sample_mean)
+    if "compute_policy_loss_cispo" in verl:
+        yield "cispo", fields | {"objective": "cispo"}, case("cispo", "token-mean")
+
+
+def trl_losses(text: str, trl: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Callable[[Arrays], Result]]]:
+    """Yield name, our ``spec.algorithm`` and TRL's result of each case."""
+
+    def case(loss_type: str, level: str = "token", **changes: Any) -> Callable[[Arrays], Result]:
+        def result(arrays: Arrays) -> Result:
+            logprobs_BT = arrays.logprobs()
+            mask_BT = arrays.mask_BT.double()
+            trainer = _trl_trainer(loss_type, level, logprobs_BT, trl) | changes
+            self = SimpleNamespace(**trainer)
+            inputs = {
+                "prompt_ids": mask_BT[:, :1], "prompt_mask": mask_BT[:, :1], "completion_ids": mask_BT,
+                "completion_mask": mask_BT, "advantages": arrays.advantages_B, "old_per_token_logps": arrays.old_BT,
+                "sampling_per_token_logps": arrays.behavior_BT, "num_items_in_batch": mask_BT.sum(),
+            }  # fmt: skip
+            if self.use_vllm:
+                inputs["importance_sampling_ratio"] = importance_ratio(
+                    text,
+                    self,
+                    {
+                        "completion_mask": mask_BT,
+                        "old_per_token_logps": arrays.old_BT,
+                        "sampling_per_token_logps": arrays.behavior_BT,
+                    },
+                )
+            return _backward(trl["_compute_loss"](self, None, inputs), logprobs_BT)
+
+        return result
+
+    fields = {"clipLow": 0.2, "clipHigh": 0.28, "correction": "none", "dualClip": 0}
+    yield "grpo", fields | {"aggregation": "seq_mean_token_mean"}, case("grpo")
+    yield "bnpo", fields, case("bnpo")
+    yield "dapo", fields, case("dapo")
+    yield "dr_grpo", fields | {"aggregation": "seq_mean_token_sum_norm"}, case("dr_grpo")
+    cispo = {"objective": "cispo", "clipLow": 1.0, "clipHigh": 0.28, "correction": "none"}
+    yield "cispo", cispo, case("cispo", epsilon_high=1.28)
+    sapo = {"objective": "sapo", "correction": "none", "aggregation": "seq_mean_token_mean"}
+    yield "sapo", sapo, case("sapo")
+    masked = fields | {"maskNegativeKl": 0.05}
+    yield "off-policy mask", masked, case("bnpo", off_policy_mask_threshold=0.05)
+    for mode, correction, level in (
+        ("token_truncate", {"correction": "tis", "correctionCap": 1.2}, "token"),
+        ("sequence_truncate", {"correction": "tis", "correctionCap": 1.2}, "sequence"),
+        ("token_mask", {"correction": "icepop", "correctionFloor": 0.8, "correctionCap": 1.2}, "token"),
+        ("sequence_mask", {"correction": "icepop", "correctionFloor": 0.8, "correctionCap": 1.2}, "sequence"),
+    ):
+        vllm: dict[str, Any] = {"use_vllm": True, "vllm_importance_sampling_mode": mode}
+        vllm |= {
+            "vllm_importance_sampling_clip_max": 1.2,
+            "vllm_importance_sampling_clip_min": 0.8 if correction["correction"] == "icepop" else None,
+        }
+        yield f"{mode}", fields | correction | {"correctionLevel": level}, case("bnpo", **vllm)
+
+
+def _trl_trainer(loss_type: str, level: str, logprobs_BT: Tensor, trl: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of TRL's trainer that its loss reads."""
+    none = torch.zeros_like(logprobs_BT.detach())
+    args = SimpleNamespace(
+        delta=None, sapo_temperature_pos=1.0, sapo_temperature_neg=1.05, steps_per_generation=1,
+        use_bias_correction_kl=False,
+    )  # fmt: skip
+    accelerator = SimpleNamespace(
+        num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, sync_gradients=False
+    )
+    return {
+        "_get_per_token_logps_and_entropies": lambda *_, **__: (logprobs_BT, none, None),
+        "aux_loss_enabled": False, "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None,
+        "importance_sampling_level": level, "beta": 0.0, "loss_type": loss_type, "epsilon_low": 0.2,
+        "epsilon_high": 0.28, "args": args, "use_vllm": False, "vllm_importance_sampling_correction": True,
+        "model": SimpleNamespace(training=True), "current_gradient_accumulation_steps": 1,
+        "max_completion_length": MAX_TOKENS, "accelerator": accelerator, "_entropy_bonus_enabled": False,
+        "_metrics": defaultdict(lambda: defaultdict(list)), "get_off_policy_mask": trl["get_off_policy_mask"],
+    }  # fmt: skip
+
+
+VERL_ADVANTAGES = {
+    "grpo": ("compute_grpo_outcome_advantage", "group_normalized"),
+    "rloo": ("compute_rloo_outcome_advantage", "rloo"),
+    "opo": ("compute_opo_outcome_advantage", "opo"),
+    "reinforce_pp_baseline": ("compute_reinforce_plus_plus_baseline_outcome_advantage", "reinforce_pp_baseline"),
+    "reinforce_pp": ("compute_reinforce_plus_plus_outcome_advantage", "reinforce_pp"),
+}
+"""Name → verl's function, our advantage."""
+
+
+def advantage_difference(verl: dict[str, Any], name: str, seed: int) -> float:
+    """Return the largest difference of an advantage, over groups of more than one member.
+
+    A group of one has no other samples: for it the projects have conventions of their own (docs/algorithms.md).
+    """
+    function, advantage = VERL_ADVANTAGES[name]
+    samples = [sample for sample in random_samples(seed) if sample.group != "b"]
+    mask_BT = torch.zeros(len(samples), MAX_TOKENS, dtype=torch.float64)
+    rewards_BT = torch.zeros_like(mask_BT)
+    for b, sample in enumerate(samples):
+        mask_BT[b, : len(sample.logprobs_T)] = 1
+        rewards_BT[b, len(sample.logprobs_T) - 1] = sample.reward
+    arguments: dict[str, Any] = {"token_level_rewards": rewards_BT, "response_mask": mask_BT}
+    if name == "reinforce_pp":
+        arguments["config"] = Config(gamma=1.0)
+    else:
+        arguments["index"] = np.array([sample.group for sample in samples], dtype=object)
+    theirs_BT = verl[function](**arguments)[0]
+    own = estimate(resolved({"advantage": advantage}), [_at_the_end(sample) for sample in samples])
+    return max(float(np.abs(theirs_BT[b, : len(found_T)].numpy() - found_T).max()) for b, found_T in enumerate(own))
+
+
+def _at_the_end(sample: ReferenceSample) -> ReferenceSample:
+    """Return the sample as one turn with its whole reward at its last token."""
+    rewards_T = np.zeros_like(sample.rewards_T)
+    rewards_T[-1] = sample.reward
+    return ReferenceSample(**(vars(sample) | {"rewards_T": rewards_T, "turns_T": np.zeros_like(sample.turns_T)}))
+
+
+def loss_differences(cases: Iterator[tuple[str, dict[str, Any], Callable[[Arrays], Result]]]) -> dict[str, Any]:
+    """Return for each case the largest differences over all seeds: of the loss, for advantages of about 1, and of the
+    gradient, relative to its largest entry."""
+    found = {}
+    for name, fields, theirs in cases:
+        differences = []
+        for seed in range(SEEDS):
+            arrays = Arrays(seed)
+            (loss, gradient), (expected, derivative) = ours(resolved(fields), arrays), theirs(arrays)
+            change = (gradient - derivative).abs().max() / derivative.abs().max()
+            differences.append((float((loss - expected).abs()), float(change)))
+        found[name] = {"loss": max(loss for loss, _ in differences), "gradient": max(each for _, each in differences)}
+    return found
+
+
+def main() -> int:
+    """Print the result; return the exit code."""
+    torch.set_default_dtype(torch.float64)
+    with tempfile.TemporaryDirectory() as directory:
+        texts = {package: fetch(package, Path(directory)) for package in RELEASES}
+    namespace: dict[str, Any] = {
+        "torch": torch, "np": np, "math": math, "defaultdict": defaultdict,
+        "ActorConfig": Config, "AlgoConfig": dict, "DictConfig": dict,
+    }  # fmt: skip
+    core, helpers = texts["verl"].values()
+    verl = functions(core, namespace | {"verl_F": SimpleNamespace(**functions(helpers, namespace))})
+    (text,) = texts["trl"].values()
+    nan = {"nanmin": lambda x: x.min(), "nanmax": lambda x: x.max()}
+    trl = functions(text, namespace | nan)
+    report: dict[str, Any] = {
+        "releases": {package: version for package, (version, _) in RELEASES.items()},
+        "verl": loss_differences(verl_losses(verl)),
+        "trl": loss_differences(trl_losses(text, trl)),
+        "verl_advantages": {
+            name: max(advantage_difference(verl, name, seed) for seed in range(SEEDS)) for name in VERL_ADVANTAGES
+        },
+    }
+    checked = {f"{peer} {name}": max(case.values()) for peer in ("verl", "trl") for name, case in report[peer].items()}
+    checked |= {f"verl {name}": value for name, value in report["verl_advantages"].items()}
+    wrong = [name for name, value in checked.items() if not value <= KNOWN.get(name, TOLERANCE)]
+    report["over_tolerance"] = wrong
+    sys.stdout.write(json.dumps(report, indent=1) + "\n")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
