@@ -100,8 +100,8 @@ def find_damage(directory: Path, files: Mapping[str, str]) -> str:
 
 
 def find_unrecorded(directory: Path, files: Collection[str]) -> str:
-    """Return the first file beside ``files`` (paths in the directory) that their readers might take for one of them, such
-    as an index, and what to do; empty if there is none. Hidden files do not count: NFS makes them."""
+    """Return the first file beside ``files`` (paths in the directory) that a reader might take for one of them, such as
+    an index, and what to do; empty if there is none. Hidden files do not count: NFS makes them."""
     for folder in sorted({(directory / name).parent for name in files}):
         for path in sorted(folder.iterdir()):
             name = path.relative_to(directory).as_posix()
