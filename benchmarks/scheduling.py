@@ -47,6 +47,7 @@ SPLITS = (12, 13, 14, 15)
 SPLIT_STEPS = 30
 KOLMOGOROV_P = 0.01
 MEAN_LENGTH = 0.97
+AT_HOME = 0.9
 
 
 @dataclass
@@ -100,8 +101,9 @@ def measure_long_answers(scenario: Scenario, all_: Measurement) -> None:
         ages = [age for run in runs for age in run.ages]
         all_.figures[name] |= {
             "engine_nodes": nodes, "mean_age": statistics.fmean(ages), "oldest": max(ages), "mean_length": length,
-            "lengths_p": p,
+            "lengths_p": p, "members_at_home": min(mean_of(runs, "members_at_home")),
         }  # fmt: skip
+        all_.targets[f"{name}_members_at_home"] = target(all_.figures[name]["members_at_home"], ">=", AT_HOME)
         all_.targets[f"{name}_oldest"] = target(max(ages), "<=", policy.alpha)
         if policy.groups:
             all_.targets[f"{name}_mean_length"] = target(length, ">=", MEAN_LENGTH)

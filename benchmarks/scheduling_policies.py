@@ -10,7 +10,7 @@ from rljob.coordinator.run import Run
 from rljob.protocol.score_messages import Score
 from rljob.runner.context import Context
 from rljob.runner.loops import Loop
-from rljob.scheduling.dispatch import Load, Request, RequestQueue
+from rljob.scheduling.dispatch import Load, Request, RequestKind, RequestQueue
 from rljob.scheduling.scheduler import Scheduler
 
 
@@ -34,23 +34,33 @@ class GroupsOnOneEngine(RequestQueue):
 
     def __init__(self) -> None:
         super().__init__()
-        self._engine: dict[str, str] = {}  # group → engine
+        self._waiting: list[Request] = []
         self._groups: Counter[str] = Counter()  # engine → groups
 
+    def put(self, request: Request) -> None:
+        """Add a request."""
+        super().put(request)
+        self._waiting.append(request)
+
     def assign(
-        self, engines: Iterable[Load], eligible: Callable[[Load, Request], bool]
+        self, engines: Iterable[Load], eligible: Callable[[Load, RequestKind], bool], start_groups: bool = True
     ) -> Iterator[tuple[Request, Load]]:
         """Yield (request, engine) for each assignment."""
-        open_engines = {engine.instance: engine for engine in engines}
-        while (found := self._next(list(open_engines.values()), eligible)) is not None:
-            request, _ = found
-            if request.group not in self._engine:
-                self._engine[request.group] = min(open_engines, key=lambda name: (self._groups[name], name))
-                self._groups[self._engine[request.group]] += 1
-            engine = open_engines[self._engine[request.group]]
-            engine.add(request)
-            self.cancel(request)
-            yield request, engine
+        by_name = {engine.instance: engine for engine in engines}
+        waiting, self._waiting = sorted(self._waiting, key=lambda request: request.order), []
+        for request in waiting:
+            able = [name for name, engine in by_name.items() if eligible(engine, request.kind)]
+            if not able:
+                self._waiting.append(request)
+            elif request.queued:
+                if request.prefix.home is None:
+                    name = min(able, key=lambda name: (self._groups[name], name))
+                    self._groups[name] += 1
+                    request.prefix.home = by_name[name]
+                engine = by_name[request.prefix.home.instance]
+                engine.add(request)
+                self.cancel(request)
+                yield request, engine
 
 
 def use_groups_on_one_engine(run: Run) -> None:

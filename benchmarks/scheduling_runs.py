@@ -38,13 +38,15 @@ class Policy:
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of one run; times in seconds. ``lengths``: work of the trained samples; ``submitted``: of all."""
+    """Figures of one run; times in seconds. ``lengths``: work of the trained samples; ``submitted``: of all.
+    ``members_at_home``: fraction of members that found the prefix of their group on their engine."""
 
     seconds: float
     step: float = 0.0
     ages: list[int] = field(default_factory=list)
     lengths: list[float] = field(default_factory=list)
     submitted: list[float] = field(default_factory=list)
+    members_at_home: float = 1.0
     events: int = 0
     cpu: float = 0.0
 
@@ -97,6 +99,7 @@ def measured(manifest: RLJob, cluster: SimulatedCluster, warm_up: int = 0, **opt
         ages=outcome.ages,
         lengths=[work[sample] for sample in outcome.trained],
         submitted=list(work.values()),
+        members_at_home=outcome.members_at_home,
         events=outcome.events,
         cpu=cpu,
     )

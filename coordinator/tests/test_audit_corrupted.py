@@ -53,8 +53,8 @@ WRITTEN = (
     " NOT EXISTS (SELECT 1 FROM completions WHERE sample = s.id AND turn = 1) ORDER BY id LIMIT 1)"
 )
 TWO_TURNS = (
-    "(SELECT sample FROM completions WHERE turn = 1 AND sample IN (SELECT id FROM samples WHERE step = 5)"
-    " ORDER BY sample LIMIT 1)"
+    "(SELECT sample FROM completions WHERE turn = 1 AND sample IN (SELECT id FROM samples WHERE step >= 4)"
+    " AND sample NOT IN (SELECT sample FROM completions WHERE turn = 2) ORDER BY sample LIMIT 1)"
 )
 
 

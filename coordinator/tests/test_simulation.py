@@ -136,6 +136,30 @@ def test_a_loop_waits_in_virtual_time_and_a_runner_drives_no_more_than_its_capac
     assert outcome.steps == pytest.approx([2 * (1 + 5 + 1)])
 
 
+def test_turns_and_members_of_a_group_find_their_prefix_while_requests_wait_for_slots() -> None:
+    async def three_turns(context: Context) -> Any:
+        tokens = context.prompt.token_ids
+        for _ in range(3):
+            turn = await context.generate(tokens)
+            tokens += turn.token_ids
+        return await context.score("", turn.finish)
+
+    around = cluster(
+        [("main", EngineModel(4))] * 4, work=lambda request: 1 + request.sampling.seed % 9, loop=three_turns
+    )
+    outcome = simulate(job(4, 3, 8, 4), around)
+    assert outcome.members_at_home >= 0.9 and outcome.turns_at_home >= 0.9
+
+
+def test_samples_are_younger_than_the_bound_where_the_trainer_is_the_slower_part() -> None:
+    """Eight samples a step in 1 s each on plenty of slots; a step takes 10 s: a batch waits beside it."""
+    around = cluster([("main", EngineModel(8))], train_seconds=lambda batch: 10.0)
+    outcome = simulate(job(12, 6, 8, 1), around)
+    late = outcome.ages[4 * 8 :]
+    assert max(outcome.ages) <= 3 and sum(late) / len(late) < 2.5, "not 6, the bound"
+    assert outcome.steps[-1] == pytest.approx(121.0), "and the trainer never waits"
+
+
 def test_every_sample_ends_once_and_no_sample_is_older_than_the_bound() -> None:
     async def reward(sample: str) -> float:
         group, member = sample[1:].split(".")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob.scheduling.dispatch import EngineLoad, Request, RequestQueue
+from rljob.scheduling.dispatch import EngineLoad, Request, RequestQueue, SharedPrefix
 from rljob.scheduling.filters import FILTERS
 from rljob.scheduling.groups import Ended, Group
 from rljob.scheduling.mixture import Mixture
@@ -21,7 +21,7 @@ from rljob.scheduling.scheduler import MAX_RESTARTS, Scheduler, Settings
 
 
 def make(steps=6, n=3, g=2, alpha=1, groups=0, members=0, regenerate=False, accept="none", **weights) -> Scheduler:
-    options = Settings(steps, n, g, alpha, groups, members, regenerate, FILTERS[accept])
+    options = Settings(steps, n, g, alpha, groups, members, regenerate, FILTERS[accept], seed=1)
     return Scheduler(options, Mixture(weights or {"sums": 1.0}))
 
 
@@ -229,15 +229,107 @@ def test_redundant_groups_replace_late_ones() -> None:
     assert scheduler.admissible() == 1 and batch.replaced == [late], "its prompt does not leave training"
 
 
-def test_redundant_members_replace_failures_or_end_as_surplus() -> None:
+def test_redundant_members_replace_failures() -> None:
     scheduler = make(n=1, g=2, members=1)
     group = scheduler.admit()
     assert [e.end for e in scheduler.fail(group.samples[0], "broken")] == ["failed"]
     assert not complete(scheduler, Group("", 0, "", 0, group.samples[1:]), 0, 0.0, 1.0)
     assert group.complete
     other = scheduler.admit()
-    ended = complete(scheduler, other, 0, 0.0, 1.0)
-    assert [(e.sample.id, e.end) for e in ended] == [("g1.2", "surplus")]
+    assert not complete(scheduler, other, 0, 0.0, 1.0) and not other.complete
+    assert [e.end for e in scheduler.fail(other.samples[2], "broken")] == ["failed"]
+    assert other.complete, "the last open member failed"
+
+
+def test_members_are_cut_only_when_a_batch_would_wait_for_their_group() -> None:
+    scheduler = make(n=1, g=2, members=1, alpha=1)
+    slow, quick = scheduler.admit(), scheduler.admit()
+    for sample in slow.samples:
+        sample.min_version = 0
+    complete(scheduler, slow, 0, 0.0, 1.0)
+    assert slow.sufficient and not scheduler.form_batch().groups, "it may join the next batch too"
+    complete(scheduler, quick, 0, 0.0, 1.0, 0.0)
+    assert scheduler.form_batch().groups == [quick]
+    scheduler.trained(0)
+    batch = scheduler.form_batch()
+    assert batch.groups == [slow], "its last batch"
+    assert [(e.sample.id, e.end) for e in batch.ended] == [("g0.2", "surplus")]
+
+
+def test_a_group_that_is_cut_and_rejected_is_replaced() -> None:
+    scheduler = make(n=1, g=2, members=1, alpha=0, accept="nonconstant")
+    group = scheduler.admit()
+    group.samples[2].min_version = 0
+    complete(scheduler, group, 0, 1.0, 1.0)
+    batch = scheduler.form_batch()
+    assert not batch.groups and [e.end for e in batch.ended] == ["surplus", "filtered", "filtered"]
+    assert scheduler.admissible() == 1 and scheduler.rejections_in_a_row == 1
+    complete(scheduler, scheduler.admit(), 0, 0.0, 1.0)
+    assert scheduler.form_batch().groups, "the count of sufficient groups is right after a rejection"
+
+
+def test_a_straggler_with_enough_members_holds_a_batch_no_longer() -> None:
+    scheduler = make(n=2, g=1, members=1, alpha=0)
+    groups = [scheduler.admit(), scheduler.admit(), scheduler._start("sums", 2)]
+    for group in groups:
+        for sample in group.samples:
+            sample.min_version = 0
+    for group in groups[:2]:
+        complete(scheduler, group, 0, 1.0)
+    assert not scheduler.form_batch().groups, "the third group is late"
+    complete(scheduler, groups[2], 0, 1.0)
+    assert len(scheduler.form_batch().groups) == 2
+
+
+def test_survivors_are_drawn_at_random_whatever_the_order_of_the_scores() -> None:
+    """Of three members two survive, in their order. Each member survives in two thirds of the groups."""
+    survived: Counter[int] = Counter()
+    for number in range(300):
+        kept = set()
+        for order in ((0, 1, 2), (2, 1, 0)):
+            scheduler = make(n=1, g=2, members=1)
+            group = scheduler._start("sums", 0)
+            for position, sample in enumerate(group.samples):
+                sample.id = f"g{number}.{position}"
+            ended = [entry for member in order for entry in scheduler.score(group.samples[member], 1.0)]
+            assert [(entry.end, entry.sample.reward) for entry in ended] == [("surplus", 1.0)]
+            kept.add(tuple(sample.member for sample in group.scored))
+        (members,) = kept
+        survived.update(members)
+    assert all(160 <= survived[member] <= 240 for member in range(3)), survived
+
+
+def test_a_restored_group_is_complete_only_if_no_member_is_open() -> None:
+    scheduler = make(n=1, g=2, members=1, alpha=0)
+    group = scheduler.admit()
+    group.samples[2].min_version = 0
+    complete(scheduler, group, 0, 1.0, 1.0)
+    again = make(n=1, g=2, members=1, alpha=0)
+    again.restore(scheduler.mixture, 0, 1, 1, [copy.deepcopy(group)])
+    assert not again.groups["g0"].complete
+    assert [s.id for g in again.form_batch().groups for s in g.scored] == ["g0.0", "g0.1"]
+
+
+def test_no_group_starts_while_a_batch_of_complete_groups_waits_unless_a_straggler_holds_it() -> None:
+    scheduler = make(steps=20, n=4, g=1, alpha=3)
+    groups = [scheduler.admit() for _ in range(scheduler.admissible())]
+    groups[0].samples[0].min_version = 0
+    for group in groups[1:4]:
+        complete(scheduler, group, 0, 1.0)
+    assert not scheduler.has_lead
+    for group in groups[4:6]:
+        complete(scheduler, group, 0, 1.0)
+    assert scheduler.has_lead, "5 wait for a batch of 4"
+    for step in range(3):
+        assert scheduler.form_batch().groups
+        scheduler.trained(step)
+        groups += [scheduler.admit() for _ in range(scheduler.admissible())]
+        for group in groups[6 + 4 * step : 10 + 4 * step]:
+            complete(scheduler, group, step, 1.0)
+    assert scheduler.has_lead and not scheduler.form_batch().groups, "the first group is late"
+    assert not scheduler.has_lead, "its batches follow each other at once, so the engines must not wait"
+    complete(scheduler, groups[0], 0, 1.0)
+    assert scheduler.has_lead and scheduler.form_batch().groups
 
 
 def test_a_filtered_group_is_replaced_at_once() -> None:
@@ -278,31 +370,133 @@ def loaded(name: str, slots: int, requests: int) -> EngineLoad:
     """Return an engine that runs ``requests`` requests of 100 tokens."""
     engine = EngineLoad(name, slots, 1000)
     for number in range(requests):
-        engine.add(Request((name, number, 0), name, (1, 0, number), 100))
+        engine.add(Request((name, number, 0), SharedPrefix(), (1, 0, number), 100))
     return engine
 
 
-def assign(engines: list[EngineLoad], groups: int, members: int) -> list[str]:
-    """Queue requests of 100 tokens and assign them; return the engine of each, in order."""
+def queue_of(groups: int, members: int) -> RequestQueue:
+    """Return a queue of requests of 100 tokens, named GROUP.MEMBER."""
     queue = RequestQueue()
     for group in range(groups):
+        prefix = SharedPrefix()
         for member in range(members):
-            queue.put(Request((f"g{group}.{member}", 0, 0), f"g{group}", (1, group, member), 100))
-    return [engine.instance for _, engine in queue.assign(engines, lambda engine, request: True)]
+            queue.put(Request((f"g{group}.{member}", 0, 0), prefix, (1, group, member), 100))
+    return queue
+
+
+def drain(queue: RequestQueue, engines: list[EngineLoad], start_groups: bool = True) -> list[tuple[str, str]]:
+    """Assign what can be assigned; return (sample, engine) in order."""
+    assigned = queue.assign(engines, lambda engine, kind: True, start_groups)
+    return [(request.key[0], engine.instance) for request, engine in assigned]
 
 
 def test_a_group_is_not_packed_onto_a_small_engine() -> None:
     large, small = loaded("large", 64, 32), loaded("small", 4, 1)
-    assert assign([large, small], 1, 8) == ["small"] * 3 + ["large"] * 5, "it runs 4 and holds none"
-    assert assign([loaded("one", 8, 0), loaded("two", 8, 0)], 2, 2) == ["one", "one", "two", "two"], "one prefix each"
+    found = drain(queue_of(1, 8), [large, small])
+    assert [engine for _, engine in found] == ["small"] * 3 + ["large"] * 5, "it runs 4 and holds none"
+
+
+def test_while_slots_are_free_for_all_requests_they_are_balanced_over_the_engines() -> None:
+    found = drain(queue_of(2, 4), [loaded("one", 8, 0), loaded("two", 8, 0)])
+    assert Counter(engine for _, engine in found) == {"one": 4, "two": 4}
+    assert {engine for sample, engine in found if sample.startswith("g0.")} == {"one", "two"}
+
+
+@pytest.mark.parametrize("engines", [1, 3, 14])
+def test_while_requests_wait_for_slots_a_group_stays_on_its_engine(engines: int) -> None:
+    """Slots become free one by one, of random engines. All but a few members find the prefix of their group."""
+    rng, pool = random.Random(engines), [loaded(f"e{number}", 4, 0) for number in range(engines)]
+    queue = queue_of(12 * engines, 8)
+    assigned = drain(queue, pool)
+    while len(queue) > 8 * engines:
+        engine = rng.choice([engine for engine in pool if engine.requests])
+        engine.remove(next(iter(engine.requests)))
+        assigned += drain(queue, pool)
+        assert all(engine.free_slots == 0 for engine in pool), "no slot stays free for affinity"
+    assert queue.members.share >= 0.9
+    started = {sample.split(".")[0] for sample, _ in assigned}
+    assert max(int(name[1:]) for name in started) == len(started) - 1, "groups start in order"
+
+
+def test_the_next_turn_goes_to_the_engine_of_the_previous_one_unless_another_one_is_idle() -> None:
+    one, two = loaded("one", 4, 4), loaded("two", 4, 4)
+    queue = queue_of(1, 3)
+    turn = Request(("s", 1, 0), SharedPrefix(), (1, 9, 0), 100, previous=two)
+    queue.put(turn)
+    two.remove(next(iter(two.requests)))
+    assert drain(queue, [one, two])[0] == ("s", "two"), "before the next group, which is older"
+    assert (queue.turns.sent, queue.turns.at_home) == (1, 1)
+    queue = queue_of(1, 1)
+    queue.put(Request(("t", 1, 0), SharedPrefix(), (1, -1, 0), 100, previous=loaded("gone", 4, 0)))
+    assert drain(queue, [loaded("three", 4, 3)]) == [("t", "three"), ("g0.0", "three")], "its engine is gone"
+    queue = RequestQueue()
+    queue.put(Request(("u", 1, 0), SharedPrefix(), (1, 9, 0), 100, previous=one))
+    assert drain(queue, [one, loaded("free", 4, 0)]) == [("u", "free")], "one could only hold it"
+    assert queue.turns.share == 0.0
+
+
+def test_groups_do_not_start_when_they_must_not_but_the_members_of_started_ones_do() -> None:
+    engine = loaded("one", 4, 2)
+    queue = queue_of(3, 4)
+    evaluation = Request(("e", 0, 0), SharedPrefix(), (0, 0, 0), 100, version=3)
+    assert not drain(queue, [engine], start_groups=False)
+    queue.put(evaluation)
+    assert drain(queue, [engine], start_groups=False) == [("e", "one")]
+    first = drain(queue, [engine])
+    assert [sample for sample, _ in first] == ["g0.0", "g0.1", "g0.2", "g0.3", "g1.0"]
+    for key in list(engine.requests):
+        engine.remove(key)
+    assert [sample for sample, _ in drain(queue, [engine], start_groups=False)] == ["g1.1", "g1.2", "g1.3"]
+    assert len(queue) == 4
+
+
+def test_a_group_of_a_lost_engine_goes_to_another_one_in_its_order() -> None:
+    one, two = loaded("one", 4, 0), loaded("two", 4, 4)
+    queue = queue_of(3, 6)
+    drain(queue, [one])
+    assert ("g1.1", 0, 0) in one.requests and len(queue) == 10, "it runs four and holds four"
+    for key in list(two.requests):
+        two.remove(key)
+    found = [sample for sample, _ in drain(queue, [two])]
+    assert found[:4] == ["g1.2", "g1.3", "g1.4", "g1.5"] and found[4].startswith("g2")
 
 
 @given(st.lists(st.tuples(st.integers(1, 16), st.integers(0, 20)), min_size=1, max_size=5), st.integers(1, 9))
 def test_no_request_is_held_while_an_engine_has_a_free_slot(sizes: list[tuple[int, int]], members: int) -> None:
     engines = [loaded(f"e{number}", slots, min(had, slots)) for number, (slots, had) in enumerate(sizes)]
-    assign(engines, 4, members)
+    drain(queue_of(4, members), engines)
     held = [engine for engine in engines if len(engine.requests) > engine.max_concurrency]
     assert not held or all(engine.busy for engine in engines)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 10_000))
+def test_every_request_is_sent_once_whatever_engines_and_requests_come_and_go(
+    engines: int, members: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    pool = [loaded(f"e{number}", rng.randint(1, 6), 0) for number in range(engines)]
+    queue, prefixes = RequestQueue(), [SharedPrefix() for _ in range(6)]
+    waiting, done = {}, set()
+    for number, prefix in enumerate(prefixes):
+        for member in range(members):
+            request = Request((f"g{number}.{member}", 0, 0), prefix, (1, number, member), 100)
+            waiting[request.key] = request
+            queue.put(request)
+    for _ in range(400):
+        present = [engine for engine in pool if rng.random() < 0.8]
+        for request, engine in queue.assign(present, lambda engine, kind: True, rng.random() < 0.7):
+            assert request.engine is engine and waiting.pop(request.key) is request
+        for engine in pool:
+            for key in [key for key in engine.requests if rng.random() < 0.3]:
+                request = engine.remove(key)
+                if rng.random() < 0.2:  # the engine was lost
+                    waiting[key] = request
+                    queue.put(request)
+                else:
+                    done.add(key)
+        assert len(queue) == len(waiting)
+    assert len(done) + sum(len(engine.requests) for engine in pool) == 6 * members and not waiting
 
 
 def test_the_mixture_keeps_weights_to_within_one_prompt() -> None:

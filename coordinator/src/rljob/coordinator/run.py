@@ -31,7 +31,7 @@ from rljob.ledger.states import Kind, State
 from rljob.ledger.step_metrics import step_metrics
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
-from rljob.scheduling.dispatch import Request
+from rljob.scheduling.dispatch import RequestKind
 from rljob.scheduling.filters import FILTERS
 from rljob.scheduling.groups import REJECTED, Ended, Group
 from rljob.scheduling.mixture import Mixture
@@ -54,6 +54,7 @@ def settings_of(spec: RLJobSpec) -> Settings:
         redundant_members=spec.scheduling.redundancy.members,
         regenerate=spec.scheduling.on_deadline == "regenerate",
         accept=FILTERS[spec.algorithm.group_filter or "none"],
+        seed=spec.seed,
     )
 
 
@@ -113,7 +114,7 @@ class Run:
             if not self.suspending:
                 self._evaluate()
                 self._admit()
-                self.trajectories.dispatch(self._eligible)
+                self.trajectories.dispatch(self._eligible, not self.scheduler.has_lead)
             self._form_batch_if_due()
             self.trainer.advance()
             self._finish()
@@ -173,20 +174,21 @@ class Run:
             trajectories += [Trajectory(sample, group.task, group.row) for sample in group.samples]
         self.trajectories.add(trajectories)
 
-    def _eligible(self, engine: EngineRecord, request: Request) -> bool:
-        """Whether ``engine`` may run ``request``: it is available, has the purpose and the length, and serves the
-        version."""
-        if not self._matches_purpose(engine, request.version is not None):
+    def _eligible(self, engine: EngineRecord, kind: RequestKind) -> bool:
+        """Whether ``engine`` may run requests of ``kind``: it is available, has the purpose and the length, and serves
+        the version."""
+        pinned, min_model_length = kind
+        if not self._matches_purpose(engine, pinned is not None):
             return False
-        if engine.max_model_length < request.min_model_length:
+        if engine.max_model_length < min_model_length:
             return False
         if engine.state == "leaving" or self.draining.drains(engine):
             return False
         if engine.silent_seconds(self.now):
             return False
-        if request.version is None and not self.scheduler.may_generate:
+        if pinned is None and not self.scheduler.may_generate:
             return False
-        version = self.version if request.version is None else request.version
+        version = self.version if pinned is None else pinned
         return engine.serving == (self.weights.lineage, version)
 
     @property
@@ -322,6 +324,8 @@ class Run:
         return {
             **{f"queue/{name}": value for name, value in self.counts().items()},
             **{f"ended/{end}": self.ends[end] for end in REJECTED},
+            "dispatch/members_at_home": self.trajectories.queue.members.share,
+            "dispatch/turns_at_home": self.trajectories.queue.turns.share,
             "run/engines": len(self.engines.connected()),
             "run/lineage": self.weights.lineage,
             "run/incarnation": self.trainer.session.incarnation,

@@ -22,7 +22,7 @@ from rljob.ledger.payload_record import INT32, PayloadRecord
 from rljob.ledger.states import Kind
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
-from rljob.scheduling.dispatch import Request, RequestKey, RequestQueue
+from rljob.scheduling.dispatch import Request, RequestKey, RequestKind, RequestQueue
 from rljob.scheduling.seeds import derive
 
 log = logging.getLogger(__name__)
@@ -241,8 +241,9 @@ class Trajectories:
         tokens = len(turn.request.prompt) // INT32 + turn.request.max_tokens
         min_model_length = next((length for length in self._lengths if length >= tokens), tokens)
         request = Request(
-            key, trajectory.sample.group.id, trajectory.order, tokens, trajectory.version, min_model_length
-        )
+            key, trajectory.sample.group.prefix, trajectory.order, tokens, trajectory.version, min_model_length,
+            trajectory.previous,
+        )  # fmt: skip
         trajectory.request, trajectory.since = request, self._now()
         claimant = self._claims.pop(key, None)
         early = trajectory.early.pop(key, None)
@@ -254,10 +255,12 @@ class Trajectories:
             self.queue.put(request)
             self._changed()
 
-    def dispatch(self, eligible: Callable[[EngineRecord, Request], bool]) -> None:
-        """Send queued requests to eligible engines with free slots."""
-        for request, engine in self.queue.assign(self._engines.connected(), eligible):
+    def dispatch(self, eligible: Callable[[EngineRecord, RequestKind], bool], start_groups: bool) -> None:
+        """Send queued requests to eligible engines with free slots; ``start_groups``: also of groups of training of
+        which no engine had a request yet."""
+        for request, engine in self.queue.assign(self._engines.connected(), eligible, start_groups):
             trajectory = self.by_sample[request.key[0]]
+            trajectory.previous = engine
             assert engine.connection is not None and engine.serving is not None
             self._started(trajectory, engine.serving[1])
             agent, generate = engine.connection, self._generate(trajectory, request)

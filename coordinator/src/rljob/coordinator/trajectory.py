@@ -51,6 +51,7 @@ class Trajectory:
     lease: int = 0  # number of the newest lease; 0: none yet, or none since the coordinator started
     turns: dict[int, Turn] = field(default_factory=dict)
     request: Request | None = None
+    previous: EngineRecord | None = None  # the engine that got its last request
     returns: int = 0  # how often engines failed to run its requests
     recorded_version: int | None = None  # lowest version of a recorded token
     dispatched: int | None = None  # version of the engine that holds the request

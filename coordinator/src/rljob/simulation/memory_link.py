@@ -1,7 +1,8 @@
 """Connections between simulated processes and the coordinator, in memory.
 
 Messages are passed as objects, without encoding. The messages that one side sends in an iteration of the event loop
-arrive together in the next one, as a frame does.
+arrive together in the next one, as a frame does. Tests delay and change frames, cut connections, and let the
+coordinator be away.
 """
 
 from __future__ import annotations
@@ -19,12 +20,20 @@ Observer = Callable[[str, list[Any]], None]
 """Called with the name of a process and messages that it receives, or that the coordinator receives from it."""
 
 
+Disturb = Callable[[list[Any]], tuple[float, list[Any]]]
+"""Returns the seconds that a frame travels, and the messages that arrive."""
+AFTER_THE_LAST = 1e-6
+"""Seconds between two delayed frames of a direction: a connection keeps their order."""
+
+
 @dataclass
 class Traffic:
-    """The messages of a simulation. ``observers`` see each frame when it arrives."""
+    """The messages of a simulation. ``observers`` see each frame when it arrives. ``disturb``: None: every frame
+    arrives as it is, in the next iteration of the event loop."""
 
     messages: int = 0
     observers: list[Observer] = field(default_factory=list)
+    disturb: Disturb | None = None
 
     def delivered(self, name: str, frame: list[Any]) -> None:
         """Count a frame."""
@@ -33,12 +42,22 @@ class Traffic:
             observer(name, frame)
 
 
+@dataclass
+class MemoryServer:
+    """What processes connect to. ``router``: of the coordinator; None while it is away."""
+
+    router: MessageRouter | None = None
+
+
 class _Direction:
     """One direction of a connection."""
 
-    def __init__(self, deliver: Deliver) -> None:
+    def __init__(self, deliver: Deliver, traffic: Traffic) -> None:
         self._deliver = deliver
+        self._traffic = traffic
         self._outbox: list[Any] = []
+        self._due = 0.0  # time of the event loop at which the last delayed frame arrives
+        self._drops = 0
 
     def send(self, message: Any) -> None:
         if not self._outbox:
@@ -46,11 +65,24 @@ class _Direction:
         self._outbox.append(message)
 
     def drop(self) -> None:
+        """Lose the messages that have not arrived."""
         self._outbox = []
+        self._drops += 1
 
     def _flush(self) -> None:
         frame, self._outbox = self._outbox, []
-        if frame:
+        if not frame:
+            return
+        if self._traffic.disturb is None:
+            self._deliver(frame)
+            return
+        loop = asyncio.get_running_loop()
+        seconds, frame = self._traffic.disturb(frame)
+        self._due = max(self._due + AFTER_THE_LAST, loop.time() + seconds)
+        loop.call_at(self._due, self._arrive, self._drops, frame)
+
+    def _arrive(self, drops: int, frame: list[Any]) -> None:
+        if drops == self._drops:
             self._deliver(frame)
 
 
@@ -60,7 +92,7 @@ class MemoryConnection(Connection):
     def __init__(self, role: str, link: MemoryLink) -> None:
         super().__init__(role)
         self._link = link
-        self._outgoing = _Direction(link.arrived)
+        self._outgoing = _Direction(link.arrived, link.traffic)
 
     def send(self, message: Any) -> None:
         """Send ``message`` unless the connection is closed."""
@@ -80,7 +112,7 @@ class MemoryLink:
     """The process's side; a :class:`rljob.protocol.coordinator_link.MessageLink`.
 
     Args:
-        router: of the coordinator.
+        server: the coordinator.
         role: agent, runner or trainer.
         name: of the process, for observers.
         register: returns the messages to send first on every connect.
@@ -90,21 +122,21 @@ class MemoryLink:
 
     def __init__(
         self,
-        router: MessageRouter,
+        server: MemoryServer,
         role: str,
         name: str,
         register: Callable[[], list[Any]],
         traffic: Traffic,
         receive: Deliver | None = None,
     ) -> None:
-        self._router = router
+        self._server = server
         self._role = role
         self._name = name
         self._register = register
-        self._traffic = traffic
+        self.traffic = traffic
         self._arrived: asyncio.Queue[Any] = asyncio.Queue()
         self._receive = receive
-        self._outgoing = _Direction(self._deliver)
+        self._outgoing = _Direction(self._deliver, traffic)
         self._connection: MemoryConnection | None = None
 
     @property
@@ -113,18 +145,25 @@ class MemoryLink:
         return self._connection is not None
 
     def connect(self) -> None:
-        """Connect and register."""
-        self._connection = MemoryConnection(self._role, self)
-        for message in self._register():
-            self._outgoing.send(message)
+        """Connect and register, unless connected or the coordinator is away."""
+        if self._connection is None and self._server.router is not None:
+            self._connection = MemoryConnection(self._role, self)
+            for message in self._register():
+                self._outgoing.send(message)
 
-    def cut(self) -> None:
-        """Lose the connection and all messages that have not arrived."""
+    def cut(self, noticed_after: float = 0.0) -> None:
+        """Lose the connection and all messages that have not arrived. The coordinator notices it after a time, as with
+        a half-open connection."""
         connection, self._connection = self._connection, None
-        if connection is not None:
-            self._outgoing.drop()
-            connection.drop()
-            self._router.lost(connection)
+        if connection is None:
+            return
+        self._outgoing.drop()
+        connection.drop()
+        router = self._server.router
+        if router is not None and noticed_after:
+            asyncio.get_running_loop().call_later(noticed_after, router.lost, connection)
+        elif router is not None:
+            router.lost(connection)
 
     def send(self, message: Any) -> None:
         """Send ``message``; without a connection it is dropped."""
@@ -139,7 +178,7 @@ class MemoryLink:
 
     def arrived(self, frame: list[Any]) -> None:
         """Take a frame of the coordinator."""
-        self._traffic.delivered(self._name, frame)
+        self.traffic.delivered(self._name, frame)
         if self._receive is not None:
             self._receive(frame)
         else:
@@ -147,6 +186,6 @@ class MemoryLink:
                 self._arrived.put_nowait(message)
 
     def _deliver(self, frame: list[Any]) -> None:
-        if self._connection is not None:
-            self._traffic.delivered(self._name, frame)
-            self._router.handle(self._connection, frame)
+        if self._connection is not None and self._server.router is not None:
+            self.traffic.delivered(self._name, frame)
+            self._server.router.handle(self._connection, frame)

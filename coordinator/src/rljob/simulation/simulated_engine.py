@@ -14,9 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rljob.coordinator.message_router import MessageRouter
 from rljob.protocol import messages as m
-from rljob.simulation.memory_link import MemoryLink, Traffic
+from rljob.simulation.memory_link import MemoryLink, MemoryServer, Traffic
 
 ONE_TOKEN = bytes(4)
 """Token ids and log-probabilities of every completion: a simulated answer is one token, whatever its work."""
@@ -104,13 +103,21 @@ class SimulatedEngine:
         self._paused = False
         self._weights = (-1, -1, "")  # lineage, version, digest
         self._unacknowledged: dict[tuple[str, int, int], m.Completion] = {}
+        self._killed = False
 
-    def connect(self, router: MessageRouter, traffic: Traffic) -> MemoryLink:
+    def connect(self, server: MemoryServer, traffic: Traffic) -> MemoryLink:
         """Connect to the coordinator."""
-        self._link = MemoryLink(router, "agent", self.name, self._register, traffic, self._receive)
+        self._link = MemoryLink(server, "agent", self.name, self._register, traffic, self._receive)
         self._link.connect()
         self._beat()
         return self._link
+
+    def kill(self) -> None:
+        """End the process: everything that it has is lost."""
+        self._killed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._link.cut()
 
     def _register(self) -> list[Any]:
         lineage, version, digest = self._weights
@@ -122,6 +129,8 @@ class SimulatedEngine:
         return [registration, *([m.Completions(list(self._unacknowledged.values()))] if self._unacknowledged else [])]
 
     def _beat(self) -> None:
+        if self._killed:
+            return
         self._link.send(m.EngineHeartbeat("ready", len(self._running), len(self._held), 0))
         self._loop.call_later(m.HEARTBEAT_SECONDS, self._beat)
 
@@ -137,7 +146,7 @@ class SimulatedEngine:
                 case m.AckCompletions():
                     for each in message.request_ids:
                         self._unacknowledged.pop((each.sample, each.turn, each.attempt), None)
-                case m.PrepareWeights():
+                case m.PrepareWeights() if message.engine == self.name:
                     self._prepare(message)
                 case m.Abort():
                     for each in message.request_ids:
@@ -242,6 +251,8 @@ class SimulatedEngine:
         self._loop.call_later(self._sync_seconds, self._commit, message, self._loop.time())
 
     def _commit(self, message: m.PrepareWeights, start: float) -> None:
+        if self._killed:
+            return
         self._mark()
         self._paused = False
         digest = weight_digest(message.version)

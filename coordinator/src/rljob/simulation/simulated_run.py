@@ -19,7 +19,7 @@ from rljob.runner.leased_trajectory import TaskRuntime
 from rljob.runner.loops import Loop
 from rljob.runner.loops.single_turn import single_turn
 from rljob.runner.prompts import Prompt
-from rljob.simulation.memory_link import MemoryLink, Observer, Traffic
+from rljob.simulation.memory_link import MemoryLink, MemoryServer, Observer, Traffic
 from rljob.simulation.simulated_engine import ONE_TOKEN, EngineModel, SimulatedEngine, SimulationRecorder
 from rljob.simulation.simulated_trainer import SimulatedTrainer
 from rljob.simulation.virtual_time import StandstillError, run_in_virtual_time
@@ -66,6 +66,8 @@ class Outcome:
     busy_seconds: float = 0.0  # of all slots of all engines
     work: list[tuple[float, float]] = field(default_factory=list)  # end of each request, and its units of work
     events: int = 0  # messages, and requests that ended
+    members_at_home: float = 1.0  # see rljob.scheduling.dispatch.Affinity.share
+    turns_at_home: float = 1.0
     ends: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -150,6 +152,7 @@ class SimulatedRun:
         self.links: list[MemoryLink] = []
         """Of the engines, in order."""
         self.traffic = Traffic(observers=[] if observer is None else [observer])
+        self.server = MemoryServer()
 
     async def run(self) -> Outcome:
         """Run to the end of the job on the current event loop.
@@ -163,12 +166,12 @@ class SimulatedRun:
         run = Run(spec, ledger, loop.time)
         if self._prepare is not None:
             self._prepare(run)
-        router = MessageRouter(run)
+        self.server.router = MessageRouter(run)
         recover(run)
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(ledger.run())]
         run.changed()
-        self._connect(router)
-        tasks += [asyncio.create_task(self._runner(i, router).run()) for i in range(self._cluster.runners)]
+        self._connect()
+        tasks += [asyncio.create_task(self._runner(i).run()) for i in range(self._cluster.runners)]
         tasks += [asyncio.create_task(self._watch()), asyncio.create_task(run.ended.wait())]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -177,6 +180,8 @@ class SimulatedRun:
             raise RuntimeError(": ".join(run.failure))
         self.outcome.events += self.traffic.messages
         self.outcome.ends = run.ends
+        queue = run.trajectories.queue
+        self.outcome.members_at_home, self.outcome.turns_at_home = queue.members.share, queue.turns.share
         ledger.close()
         return self.outcome
 
@@ -188,17 +193,17 @@ class SimulatedRun:
             await asyncio.sleep(STANDSTILL_SECONDS)
         raise StandstillError(f"no engine and no trainer did anything for {STANDSTILL_SECONDS:g} s of virtual time")
 
-    def _connect(self, router: MessageRouter) -> None:
+    def _connect(self) -> None:
         cluster, lengths = self._cluster, {pool.name: pool.max_model_length for pool in self._job.spec.rollouts}
         trainer = SimulatedTrainer(cluster.train_seconds, cluster.sync_seconds, self.recorder)
-        trainer.connect(router, self.traffic)
+        trainer.connect(self.server, self.traffic)
         for i, (pool, model) in enumerate(cluster.engines):
             engine = SimulatedEngine(
                 f"engine-{i:04d}", pool, model, lengths[pool], cluster.work, cluster.sync_seconds, self.recorder
             )
-            self.links.append(engine.connect(router, self.traffic))
+            self.links.append(engine.connect(self.server, self.traffic))
 
-    def _runner(self, number: int, router: MessageRouter) -> RunnerDriver:
+    def _runner(self, number: int) -> RunnerDriver:
         cluster, name = self._cluster, f"runner-{number}"
         stall_seconds = self._job.spec.failure_policy.stall_seconds
         reward, length = _SimulatedReward(cluster.reward), min(p.max_model_length for p in self._job.spec.rollouts)
@@ -208,7 +213,7 @@ class SimulatedRun:
         }
         return RunnerDriver(
             name,
-            lambda register: MemoryLink(router, "runner", name, register, self.traffic),
+            lambda register: MemoryLink(self.server, "runner", name, register, self.traffic),
             runtimes,
             _OneTokenPrompts(),
             _OneTokenCodec(),

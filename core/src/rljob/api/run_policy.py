@@ -19,7 +19,8 @@ class Redundancy(Model):
     """Groups started beyond the admission bound. Groups that a batch does not need wait for the next batch if their
     deadline allows, else they end as `surplus`. This favours short answers."""
     members: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Samples started in each group beyond samplesPerPrompt; the first samples with a score form the group."""
+    """Samples started in each group beyond samplesPerPrompt. When a batch would wait for the group, the samples that
+    have no score yet end as `surplus`. The trained samples are drawn at random from those with a score."""
 
 
 class Scheduling(Model):

@@ -193,7 +193,7 @@ ACCOUNTS = (
                 "SELECT 'group ' || id FROM ends WHERE kind = 'train' AND CASE"
                 " WHEN trained + batched > 0 THEN trained + batched != :members OR trained * batched > 0"
                 "  OR samples != trained + batched + surplus + failed"
-                " WHEN filtered > 0 THEN samples != filtered + failed"
+                " WHEN filtered > 0 THEN filtered != :members OR samples != filtered + surplus + failed"
                 " WHEN expired > 0 THEN samples != expired + surplus + failed"
                 " ELSE samples != waiting + surplus + failed END",
                 "the ends of its samples are inconsistent",

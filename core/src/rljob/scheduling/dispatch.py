@@ -1,23 +1,41 @@
 """Assigns generation requests to engines.
 
-A request is sent as soon as an engine has room, to the engine with the fewest outstanding tokens per slot, and only if
-no engine has a free slot to one that holds it until a slot is free. The requests of a group go to the same engine
-(prefix cache) as long as its tokens per slot exceed those of the least loaded engine by at most those of the request.
+A request is sent as soon as an engine has room. The engine with the fewest outstanding tokens per slot is served first;
+no engine gets a request to hold while another one has a free slot for it.
+
+Each request has a *home*: the engine that has its prefix in its cache. That is the engine of the previous turn, or the
+engine that got the last request of the group. While more requests wait than slots are free, an engine takes the
+requests whose home it is, then starts the next group, and takes requests of other homes only if a slot stays free
+otherwise. So the requests of a group follow each other on one engine. While slots are free for all requests, balance
+comes first: a request goes to its home only if the home's tokens per slot exceed those of the least loaded engine by at
+most those of the request.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 RequestKey = tuple[str, int, int]
 """(sample, turn, attempt)."""
 
 RequestKind = tuple[int | None, int]
 """(pinned version, minimum model length): requests of one kind have the same eligible engines."""
+
+OWN, NEXT, FOREIGN = range(3)
+"""What an engine takes first if slots are scarce: requests whose home it is, requests without a home, others."""
+
+
+@dataclass(eq=False)
+class SharedPrefix:
+    """The requests of one group. ``home``: the engine that got the last one; None: none was sent. ``queued``: those
+    that wait."""
+
+    home: EngineLoad | None = None
+    queued: dict[RequestKey, Request] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -26,14 +44,16 @@ class Request:
 
     ``order``: lower values are sent first. ``version``: the policy version that the engine must serve (evaluation);
     None: the current version. ``min_model_length``: the engine must support sequences of this many tokens.
+    ``previous``: the engine that got the previous request of the sample; None if this is the first.
     """
 
     key: RequestKey
-    group: str
+    prefix: SharedPrefix
     order: tuple[int, int, int]
     tokens: int  # prompt plus maximum response
     version: int | None = None
     min_model_length: int = 0
+    previous: EngineLoad | None = None
     engine: EngineLoad | None = None  # the engine that holds the request
     queued: bool = False
 
@@ -42,8 +62,14 @@ class Request:
         """The attributes that decide which engines are eligible."""
         return (self.version, self.min_model_length)
 
+    @property
+    def home(self) -> EngineLoad | None:
+        """The engine that has the prefix; None: the request starts its group."""
+        return self.previous or self.prefix.home
+
 
 _Entry = tuple[tuple[int, int, int], int, Request]
+_Heaps = dict["EngineLoad | None", list[_Entry]]
 
 
 @dataclass(eq=False)
@@ -72,6 +98,11 @@ class EngineLoad:
         """Outstanding tokens per slot."""
         return self.tokens / self.max_concurrency
 
+    @property
+    def rank(self) -> tuple[bool, float, str]:
+        """Sort key: the engine that is served first is the lowest."""
+        return (self.busy, self.tokens_per_slot, self.instance)
+
     def add(self, request: Request) -> None:
         """Assign a request to the engine."""
         self.requests[request.key] = request
@@ -90,14 +121,32 @@ class EngineLoad:
 Load = TypeVar("Load", bound=EngineLoad)
 
 
+@dataclass
+class Affinity:
+    """Requests that were sent and had a home, and how many of them were sent to it."""
+
+    sent: int = 0
+    at_home: int = 0
+
+    @property
+    def share(self) -> float:
+        """Fraction that was sent to the home; 1 if none had one."""
+        return self.at_home / self.sent if self.sent else 1.0
+
+
 class RequestQueue:
-    """Requests that wait for an engine, lowest order first. Each kind has its own heap, so that a request without an
-    eligible engine does not block requests of other kinds."""
+    """Requests that wait for an engine, lowest order first. Each kind has its own heaps, so that a request without an
+    eligible engine does not block requests of other kinds.
+
+    ``members``: the affinity of first requests of a sample to the engine of their group. ``turns``: of later requests
+    of a sample to the engine of the request before.
+    """
 
     def __init__(self) -> None:
-        self._heaps: dict[RequestKind, list[_Entry]] = {}
+        self._kinds: dict[RequestKind, _Heaps] = {}
         self._tie = itertools.count()
         self._live = 0
+        self.members, self.turns = Affinity(), Affinity()
 
     def __len__(self) -> int:
         return self._live
@@ -105,61 +154,128 @@ class RequestQueue:
     def put(self, request: Request) -> None:
         """Add a request."""
         request.queued = True
-        heapq.heappush(self._heaps.setdefault(request.kind, []), (request.order, next(self._tie), request))
+        request.prefix.queued[request.key] = request
         self._live += 1
+        self._push(request)
 
     def cancel(self, request: Request) -> None:
         """Remove a request from the queue if it is queued."""
         if request.queued:
             request.queued = False
+            del request.prefix.queued[request.key]
             self._live -= 1
 
+    def _push(self, request: Request) -> None:
+        heap = self._kinds.setdefault(request.kind, {}).setdefault(request.home, [])
+        heapq.heappush(heap, (request.order, next(self._tie), request))
+
     def assign(
-        self, engines: Iterable[Load], eligible: Callable[[Load, Request], bool]
+        self, engines: Iterable[Load], eligible: Callable[[Load, RequestKind], bool], start_groups: bool = True
     ) -> Iterator[tuple[Request, Load]]:
         """Yield (request, engine) for each assignment, until no eligible engine has a free slot.
 
         Args:
             engines: candidates; an assigned request is added to its engine.
-            eligible: whether an engine may run a request; the result must be equal for all requests of one kind.
+            eligible: whether an engine may run requests of a kind; asked once for each engine and kind.
+            start_groups: whether requests without a home are sent; those with a pinned version always are.
         """
-        open_engines = [engine for engine in engines if engine.free_slots > 0]
-        last: dict[str, Load] = {}
-        while open_engines:
-            found = self._next(open_engines, eligible)
+        if not self._live:
+            return
+        present = {engine.instance: engine for engine in engines}
+        able = _Eligibility(present, eligible)
+        ranked = [(engine.rank, engine) for engine in present.values() if engine.free_slots > 0]
+        heapq.heapify(ranked)
+        free = sum(max(0, engine.max_concurrency - len(engine.requests)) for _, engine in ranked)
+        while ranked and self._live:
+            rank, engine = heapq.heappop(ranked)
+            if rank != engine.rank:  # it got a request as the home of one
+                if engine.free_slots > 0:
+                    heapq.heappush(ranked, (engine.rank, engine))
+                continue
+            found = self._next_for(engine, able, scarce=self._live > free, start_groups=start_groups)
             if found is None:
-                return
-            request, candidates = found
-            engine = min(candidates, key=lambda e: (e.busy, e.tokens_per_slot, e.instance))
-            preferred = last.get(request.group)
-            if preferred in candidates and preferred is not None and preferred.busy <= engine.busy:
-                excess = preferred.tokens_per_slot - engine.tokens_per_slot
-                if excess <= request.tokens / preferred.max_concurrency:
-                    engine = preferred
-            last[request.group] = engine
-            engine.add(request)
-            self.cancel(request)
-            if engine.free_slots <= 0:
-                open_engines.remove(engine)
-            yield request, engine
+                continue  # nothing for it: assignments to other engines do not change that
+            target = self._home_of(found, engine, able)
+            free -= not target.busy
+            self._sent(found, target)
+            if engine.free_slots > 0:
+                heapq.heappush(ranked, (engine.rank, engine))
+            yield found, target
 
-    def _next(
-        self, engines: list[Load], eligible: Callable[[Load, Request], bool]
-    ) -> tuple[Request, list[Load]] | None:
-        """Return the first request with an eligible engine among ``engines``, and its eligible engines."""
-        heads = sorted(head for kind in list(self._heaps) if (head := self._head(kind)) is not None)
-        for _, _, request in heads:
-            candidates = [engine for engine in engines if eligible(engine, request)]
-            if candidates:
-                return request, candidates
-        return None
+    def _sent(self, request: Request, engine: EngineLoad) -> None:
+        """Add a request to an engine, which becomes the home of its group."""
+        self.cancel(request)
+        if request.home is not None:
+            affinity = self.members if request.previous is None else self.turns
+            affinity.sent += 1
+            affinity.at_home += request.home is engine
+        engine.add(request)
+        if request.prefix.home is not engine:
+            request.prefix.home = engine
+            for other in request.prefix.queued.values():
+                if other.previous is None:
+                    self._push(other)
 
-    def _head(self, kind: RequestKind) -> _Entry | None:
-        """Return the first queued request of a kind; None if there is none."""
-        heap = self._heaps[kind]
-        while heap and not heap[0][2].queued:
+    def _next_for(self, engine: Load, able: _Eligibility[Load], scarce: bool, start_groups: bool) -> Request | None:
+        """Return the request that an engine takes next; None if there is none."""
+        best: tuple[tuple[int, int, tuple[int, int, int]], Request] | None = None
+        for kind in list(self._kinds):
+            if not able(engine, kind):
+                continue
+            for home in self._homes(kind, engine, scarce):
+                request = self._head(kind, home)
+                if request is None or (home is None and kind[0] is None and not start_groups):
+                    continue
+                precedence = OWN if home is engine else FOREIGN if home is not None and able(home, kind) else NEXT
+                if precedence == FOREIGN and engine.busy:
+                    continue  # it could only hold it
+                found = (request.order[0], precedence if scarce else OWN, request.order)
+                if best is None or found < best[0]:
+                    best = (found, request)
+        return None if best is None else best[1]
+
+    def _homes(self, kind: RequestKind, engine: EngineLoad, scarce: bool) -> list[EngineLoad | None]:
+        """Return the homes whose first request an engine may take: its own if it takes that before all others."""
+        heaps = self._kinds[kind]
+        if scarce and engine in heaps and self._head(kind, engine) is not None:
+            return [engine]
+        return list(heaps)
+
+    def _head(self, kind: RequestKind, home: EngineLoad | None) -> Request | None:
+        """Return the first queued request of a kind with a home; None if there is none."""
+        heaps = self._kinds[kind]
+        heap = heaps[home]
+        while heap and not (heap[0][2].queued and heap[0][2].home is home):
             heapq.heappop(heap)
         if heap:
-            return heap[0]
-        del self._heaps[kind]
+            return heap[0][2]
+        del heaps[home]
+        if not heaps:
+            del self._kinds[kind]
         return None
+
+    @staticmethod
+    def _home_of(request: Request, engine: Load, able: _Eligibility[Load]) -> Load:
+        """Return the home of a request if that costs nothing, else ``engine``, the least loaded."""
+        home = able.present.get(request.home.instance) if request.home is not None else None
+        if home is None or home is not request.home or home.free_slots <= 0 or home.busy > engine.busy:
+            return engine
+        excess = home.tokens_per_slot - engine.tokens_per_slot
+        return home if able(home, request.kind) and excess <= request.tokens / home.max_concurrency else engine
+
+
+class _Eligibility(Generic[Load]):
+    """Whether engines may run requests of a kind, asked once; never for engines that are not ``present``."""
+
+    def __init__(self, present: Mapping[str, Load], eligible: Callable[[Load, RequestKind], bool]) -> None:
+        self.present = present
+        self._eligible = eligible
+        self._known: dict[tuple[EngineLoad, RequestKind], bool] = {}
+
+    def __call__(self, engine: EngineLoad, kind: RequestKind) -> bool:
+        key = (engine, kind)
+        known = self._known.get(key)
+        if known is None:
+            found = self.present.get(engine.instance)
+            known = self._known[key] = found is not None and found is engine and self._eligible(found, kind)
+        return known

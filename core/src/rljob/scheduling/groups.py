@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rljob.scheduling.dispatch import SharedPrefix
+
 End = Literal["trained", "filtered", "surplus", "expired", "failed", "evaluated"]
 """The end of a sample; every sample has exactly one. Only samples of evaluations end as ``evaluated``."""
 
@@ -32,17 +34,25 @@ class Sample:
 
 @dataclass(eq=False)
 class Group:
-    """The samples of one prompt. ``seq``: order of admission. ``complete``: enough members are scored to train
-    the group. ``restarts``: how many groups of the same prompt ended before it."""
+    """The samples of one prompt. ``seq``: order of admission. ``sufficient``: enough members are scored to train the
+    group. ``complete``: its survivors are drawn and accepted, and all other members ended. ``restarts``: how many
+    groups of the same prompt ended before it."""
 
     id: str
     seq: int
     task: str
     row: int
     samples: list[Sample] = field(default_factory=list)
+    sufficient: bool = False
     complete: bool = False
     step: int | None = None
     restarts: int = 0
+    prefix: SharedPrefix = field(default_factory=SharedPrefix)
+
+    @property
+    def scored(self) -> list[Sample]:
+        """Its samples with a reward that have not ended."""
+        return [s for s in self.samples if s.reward is not None and s.end is None]
 
     @property
     def min_version(self) -> int | None:

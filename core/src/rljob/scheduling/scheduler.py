@@ -5,6 +5,8 @@ Plain state without I/O or clock, driven by events. The coordinator calls the sc
 Invariants:
 - At trainer version v at most (α+v+1)·N + redundant groups were started and not rejected since version 0. The lowest
   policy version of a group in batch s is at least s − α, so no trained sample exceeds staleness α.
+- A group with redundant members ends with its survivors once all members have ended, or when a batch that is due needs
+  it and is the last it may join. They are drawn at random from the scored members: the first would be the shortest.
 - At α = 0 the batches do not depend on timing, only on which groups are accepted: they equal the batches of a
   synchronous loop, in admission order.
 """
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from rljob.scheduling.filters import GroupFilter
 from rljob.scheduling.groups import End, Ended, Group, Sample, make_group
 from rljob.scheduling.mixture import Mixture
+from rljob.scheduling.seeds import derive
 
 MAX_RESTARTS = 2
 """Restarts of a prompt by onDeadline: regenerate. Without a limit, prompts with long answers start again for ever."""
@@ -34,6 +37,7 @@ class Settings:
     redundant_members: int
     regenerate: bool
     accept: GroupFilter
+    seed: int  # spec.seed: draws the survivors of groups with redundant members
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Scheduler:
         self._next_seq = 0
         self._started = 0  # not rejected, since version 0
         self._complete = 0  # of ``groups``
+        self._sufficient = 0  # of ``groups``, those that are not complete
         self._stragglers: list[Group] = []
         """Incomplete groups that were late when a batch was last tried: while they hold it, no other group is looked
         at."""
@@ -92,7 +97,7 @@ class Scheduler:
         return group
 
     def restore(self, mixture: Mixture, version: int, started: int, next_seq: int, waiting: list[Group]) -> None:
-        """Restore a run from its ledger. A group is complete if enough of its samples are scored.
+        """Restore a run from its ledger. A group is complete if enough of its samples are scored and none is open.
 
         Args:
             mixture: the tasks, with the prompts already taken.
@@ -104,14 +109,23 @@ class Scheduler:
         self.mixture, self.version, self._started, self._next_seq = mixture, version, started, next_seq
         self.groups = {group.id: group for group in waiting}
         for group in waiting:
-            group.complete = self._scored(group) >= self.settings.samples_per_group
+            group.sufficient = self._is_sufficient(group)
+            group.complete = self._is_ended(group)
         self._complete = sum(group.complete for group in waiting)
+        self._sufficient = sum(group.sufficient for group in waiting) - self._complete
 
     @property
     def may_generate(self) -> bool:
         """Whether a sample that starts under the current version can still join a batch. At α = 0 none can from the
         forming of a batch until it is applied; replacements of redundant groups wait for the next version."""
         return self.version + self.settings.max_staleness not in self.batches
+
+    @property
+    def has_lead(self) -> bool:
+        """Whether a whole batch of complete groups waits, so that no further group should start to generate: samples
+        that wait become older. Not while a straggler holds the batch: batches follow each other at once when it ends,
+        and until then engines would be idle."""
+        return self._complete >= self.settings.groups_per_batch and not self._is_held()
 
     # --- samples end ---
 
@@ -120,35 +134,60 @@ class Scheduler:
         group = sample.group
         assert group.id in self.groups and sample.open, f"{sample.id} is already scored"
         sample.reward = reward
-        if self._scored(group) < self.settings.samples_per_group:
-            return []
-        self.failures_in_a_row = 0  # its samples could be finished, whether or not the filter accepts them
-        kept = [s for s in group.samples if s.reward is not None]
-        if not self.settings.accept([s.reward for s in kept if s.reward is not None]):
-            self.rejections_in_a_row += 1
-            self.mixture.ended(group.task, accepted=False)
-            return self._reject(group, "filtered", "the group's rewards are all equal")
-        self.rejections_in_a_row = 0
-        self.mixture.ended(group.task, accepted=True)
-        group.complete = True
-        self._complete += 1
-        return self._end([s for s in group.samples if s.open], "surplus", "the group has enough members")
+        if not group.sufficient and self._is_sufficient(group):
+            group.sufficient = True
+            self._sufficient += 1
+        return self._close(group) if self._is_ended(group) else []
 
     def fail(self, sample: Sample, reason: str) -> list[Ended]:
         """End a sample as failed. Its group is rejected unless enough redundant members are left."""
         group = sample.group
         ended = self._end([sample], "failed", reason)
         if sum(s.end is None for s in group.samples) >= self.settings.samples_per_group:
-            return ended
+            return ended + (self._close(group) if self._is_ended(group) else [])
         self.failures_in_a_row += 1
         self.mixture.ended(group.task, accepted=False)
         return ended + self._reject(group, "failed", f"sample {sample.id} of the group failed: {reason}"[:500])
+
+    def _is_sufficient(self, group: Group) -> bool:
+        return len(group.scored) >= self.settings.samples_per_group
+
+    def _is_ended(self, group: Group) -> bool:
+        """Whether no member of a sufficient group is open."""
+        return group.sufficient and not any(s.open for s in group.samples)
+
+    def _close(self, group: Group) -> list[Ended]:
+        """Draw the survivors of a sufficient group, and filter them: complete it or reject it. All other members end
+        as surplus."""
+        self.failures_in_a_row = 0  # its samples could be finished, whether or not the filter accepts them
+        kept = self._survivors(group)
+        rest = [s for s in group.samples if s.end is None and s not in kept]
+        ended = self._end(rest, "surplus", "the group has enough members")
+        if not self.settings.accept([s.reward for s in kept if s.reward is not None]):
+            self.rejections_in_a_row += 1
+            self.mixture.ended(group.task, accepted=False)
+            return ended + self._reject(group, "filtered", "the group's rewards are all equal")
+        self.rejections_in_a_row = 0
+        self.mixture.ended(group.task, accepted=True)
+        group.complete = True
+        self._complete += 1
+        self._sufficient -= 1
+        return ended
+
+    def _survivors(self, group: Group) -> list[Sample]:
+        """Return the members of a group that are trained, in order: drawn at random if more are scored."""
+        scored, size = group.scored, self.settings.samples_per_group
+        if len(scored) == size:
+            return scored
+        drawn = sorted(scored, key=lambda sample: derive(self.settings.seed, f"survivor/{sample.id}", 0, 0))[:size]
+        return [sample for sample in scored if sample in drawn]
 
     def _reject(self, group: Group, end: End, reason: str) -> list[Ended]:
         """End all samples of a group, so that another group may start."""
         del self.groups[group.id]
         self._started -= 1
         self._complete -= group.complete
+        self._sufficient -= group.sufficient and not group.complete
         return self._end([s for s in group.samples if s.end is None], end, reason)
 
     def _end(self, samples: list[Sample], end: End, reason: str) -> list[Ended]:
@@ -156,32 +195,37 @@ class Scheduler:
             sample.end = end
         return [Ended(sample, end, reason) for sample in samples]
 
-    def _scored(self, group: Group) -> int:
-        return sum(s.reward is not None and s.end is None for s in group.samples)
-
     # --- batches ---
 
     def form_batch(self) -> FormedBatch:
         """Form the batch of step ``version`` if it is due.
 
         Complete groups are taken earliest deadline first. An incomplete group delays the batch only if this batch is
-        the last one it may join. It ends as ``surplus`` if redundant groups replace it, and as ``expired`` if
-        onDeadline is regenerate, unless its prompt was restarted MAX_RESTARTS times: then the batch waits for it.
+        the last one it may join. Then it is closed if enough of its redundant members are scored. Else it ends as
+        ``surplus`` if redundant groups replace it, and as ``expired`` if onDeadline is regenerate, unless its prompt
+        was restarted MAX_RESTARTS times: then the batch waits for it.
         """
         s, step = self.settings, self.version
-        if step >= s.steps or step in self.batches or self._complete < s.groups_per_batch or self._is_held():
+        available = self._complete + self._sufficient
+        if step >= s.steps or step in self.batches or available < s.groups_per_batch or self._is_held():
             return FormedBatch([], [], [])  # called after every event: the common case must be cheap
         ended: list[Ended] = []
         replaced: list[Group] = []
-        for group in [g for g in self.groups.values() if g.complete and self._urgency(g)[0] < step]:
+        for group in [g for g in self.groups.values() if g.sufficient and self._urgency(g)[0] < step]:
             # Only if events arrive out of order: its version was unknown when its last batch was formed.
             ended += self._reject(group, "expired", f"too old for batch {step}")
             replaced.append(group)
-        ready = sorted((g for g in self.groups.values() if g.complete), key=self._urgency)
         late = [g for g in self.groups.values() if not g.complete and self._urgency(g)[0] <= step]
+        enough = [g for g in late if g.sufficient]
+        late = [g for g in late if not g.sufficient]
         self._stragglers = [g for g in late if g.restarts >= MAX_RESTARTS] if s.regenerate else late
-        if len(ready) < s.groups_per_batch or self._is_held():
+        if self._complete + len(enough) < s.groups_per_batch or self._is_held():
             return FormedBatch([], ended, replaced)
+        for group in enough:
+            ended += self._close(group)
+        if self._complete < s.groups_per_batch:
+            return FormedBatch([], ended, replaced)  # the filter rejected some
+        ready = sorted((g for g in self.groups.values() if g.complete), key=self._urgency)
         chosen, rest = ready[: s.groups_per_batch], ready[s.groups_per_batch :]
         if s.regenerate:
             for group in late:
@@ -207,7 +251,7 @@ class Scheduler:
         """Whether more of the stragglers are still late than the batch can do without."""
         tolerated = 0 if self.settings.regenerate else self.settings.redundant_groups
         for group in self._stragglers:
-            if group.id in self.groups and not group.complete and self._urgency(group)[0] <= self.version:
+            if group.id in self.groups and not group.sufficient and self._urgency(group)[0] <= self.version:
                 tolerated -= 1
                 if tolerated < 0:
                     return True
