@@ -1,0 +1,334 @@
+"""Random schedules of faults in virtual time: the production coordinator and runner, 16 engines and two runners.
+
+Each example draws a job, the latency of every frame, doubled and exchanged messages, and faults of all kinds at random
+times. The properties hold for all of them: every sample ends once, every batch is trained once in each lineage, no
+sample is older than the bound, nothing starves, and the same schedule gives the same events again.
+
+`make test` runs a few examples. RLJOB_THOROUGH=1 runs 10,000; RLJOB_SCHEDULES=N runs N.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import hashlib
+import os
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from world import job
+
+from rljob.coordinator.message_router import MessageRouter
+from rljob.coordinator.recovery import recover
+from rljob.coordinator.run import Run
+from rljob.ledger import writer
+from rljob.ledger.writer import LedgerWriter
+from rljob.protocol import messages as m
+from rljob.runner.context import Context
+from rljob.runner.driver import RunnerDriver
+from rljob.simulation.memory_link import MemoryLink
+from rljob.simulation.simulated_engine import EngineModel, SimulatedEngine
+from rljob.simulation.simulated_run import SimulatedCluster, SimulatedRun
+from rljob.simulation.simulated_trainer import SimulatedTrainer
+from rljob.simulation.virtual_time import VirtualLoop, run_in_virtual_time
+
+SCHEDULES = int(os.environ.get("RLJOB_SCHEDULES", "10000" if os.environ.get("RLJOB_THOROUGH") else "25"))
+ENGINES, RUNNERS = 16, 2
+LIMIT_SECONDS = 3600.0
+"""Virtual time in which every run must end: two minutes without faults, and at most eight faults of two minutes."""
+NOTICED_SECONDS = 40.0
+"""Time after which the coordinator notices a half-open connection."""
+REGISTRATIONS = (m.RegisterEngine, m.RegisterRunner, m.RegisterTrainer)
+
+KINDS = ("cut", "half-open", "kill engine", "kill runner", "kill trainer", "kill coordinator", "full disk", "suspend")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of a process at a time; it lasts for some seconds of virtual time."""
+
+    at: float
+    kind: str
+    victim: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What hypothesis draws."""
+
+    seed: int
+    alpha: int
+    redundant: tuple[int, int]  # groups, members
+    in_flight: str
+    filtered: bool
+    turns: int
+    latency: float  # seconds, at most
+    doubled: float  # probability that a message arrives twice
+    faults: tuple[Fault, ...]
+
+
+@functools.cache
+def manifest(alpha: int, redundant: tuple[int, int], in_flight: str, filtered: bool) -> Any:
+    return job(
+        3, alpha, 2, 2,
+        rollouts=[{"name": "main", "maxConcurrency": 1}],
+        scheduling={"redundancy": {"groups": redundant[0], "members": redundant[1]}},
+        algorithm={"groupFilter": "nonconstant" if filtered else "none"},
+        weightSync={"inFlight": in_flight},
+    )  # fmt: skip
+
+
+class FaultyRun(SimulatedRun):
+    """A run whose processes and connections fail by a schedule, and start again."""
+
+    def __init__(self, schedule: Schedule, record_events: bool = False) -> None:
+        self.schedule = schedule
+        self.rng = random.Random(schedule.seed)
+        self.spec = manifest(schedule.alpha, schedule.redundant, schedule.in_flight, schedule.filtered)
+        cluster = SimulatedCluster(
+            [("main", EngineModel(1))] * ENGINES,
+            lambda request: 1 + request.sampling.seed % 7,
+            lambda batch: 2.5,
+            sync_seconds=0.3,
+            reward=self._reward,
+            loop=self._loop,
+        )
+        self.events = hashlib.sha256()
+        super().__init__(self.spec, cluster, observer=self._record_event if record_events else None)
+        self.traffic.disturb = self._disturb
+        self.ledger: LedgerWriter | None = None
+        self.batches: dict[int, set[tuple[str, ...]]] = {}
+        self.ages: list[int] = []
+        self.disk_is_full = False
+        self.names = 0
+
+    def _record_event(self, name: str, frame: list[Any]) -> None:
+        self.events.update(f"{name} {frame}".encode())
+
+    # --- the cluster ---
+
+    async def _reward(self, sample: str) -> float:
+        group, member = sample[1:].split(".")
+        await asyncio.sleep(int(group) % 3)
+        return float((int(group) + self.schedule.seed) % 3 > 0 and int(member) % 2)
+
+    async def _loop(self, context: Context) -> Any:
+        tokens = context.prompt.token_ids
+        for _ in range(self.schedule.turns):
+            turn = await context.generate(tokens)
+            tokens += turn.token_ids
+        return await context.score("", turn.finish)
+
+    def _disturb(self, frame: list[Any]) -> tuple[float, list[Any]]:
+        """Delay a frame, double messages, and exchange messages about different samples."""
+        rng, arriving = self.rng, []
+        for message in frame:
+            again = rng.random() < self.schedule.doubled and not isinstance(message, REGISTRATIONS)
+            arriving += [message, message] if again else [message]
+        for i in range(len(arriving) - 1):
+            one, two = (getattr(each, "sample", None) for each in arriving[i : i + 2])
+            if one and two and one != two and rng.random() < 0.5:
+                arriving[i : i + 2] = arriving[i + 1], arriving[i]
+        return rng.random() * self.schedule.latency, arriving
+
+    # --- processes ---
+
+    def start_coordinator(self) -> None:
+        """Start the coordinator with what the ledger has. The queue of a killed one is lost."""
+        before, self.ledger = self.ledger, LedgerWriter(None)
+        if before is not None:
+            self.ledger.db.close()
+            self.ledger.db = self.ledger._reader = before.db
+            self.ledger.segments = before.segments
+        commit = self.ledger._commit
+
+        def commit_unless_full(*arguments: Any) -> None:
+            if self.disk_is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            commit(*arguments)
+
+        self.ledger._commit = commit_unless_full  # type: ignore[method-assign]
+        self.running = Run(self.spec.spec, self.ledger, asyncio.get_running_loop().time)
+        self.server.router = MessageRouter(self.running)
+        recover(self.running)
+        self.committing = asyncio.create_task(self.ledger.run())
+        self.running.changed()
+
+    def kill_coordinator(self) -> None:
+        if self.committing.done():
+            assert isinstance(self.committing.exception(), OSError)
+        self.committing.cancel()
+        router, self.server.router = self.server.router, None
+        for link in self.all_links():
+            link.cut()
+        assert router is not None
+        self.running.failure = ("Killed", "")  # its timers change nothing any more
+
+    def start_engine(self, number: int) -> None:
+        self.names += 1
+        self.engines[number] = SimulatedEngine(
+            f"engine-{number}-{self.names}", "main", EngineModel(1), 32_768, self._cluster.work, 0.3, self.recorder
+        )
+        self.links[number] = self.engines[number].connect(self.server, self.traffic)
+
+    def start_runner(self, number: int) -> None:
+        self.names += 1
+        self.drivers[number] = self._runner(self.names)
+        self.runner_tasks[number] = asyncio.create_task(self.drivers[number].run())
+
+    def all_links(self) -> list[MemoryLink]:
+        runners = [driver._link for driver in self.drivers]
+        return [*self.links, *runners, self.trainer_link]  # type: ignore[list-item]
+
+    async def inject(self, fault: Fault) -> None:
+        """Wait for the time of a fault, cause it, and repair it after its duration."""
+        await asyncio.sleep(fault.at)
+        links = self.all_links()
+        match fault.kind:
+            case "cut" | "half-open":
+                link = links[fault.victim % len(links)]
+                link.cut(noticed_after=NOTICED_SECONDS if fault.kind == "half-open" else 0.0)
+                self.partitioned[link] = asyncio.get_running_loop().time() + fault.seconds
+            case "kill engine":
+                number = fault.victim % ENGINES
+                self.engines[number].kill()
+                self.start_engine(number)
+            case "kill runner":
+                number = fault.victim % RUNNERS
+                self.runner_tasks[number].cancel()
+                self.drivers[number].close()
+                self.all_links()[ENGINES + number].cut()
+                self.start_runner(number)
+            case "kill trainer":
+                self.trainer.restart()
+            case "kill coordinator":
+                if self.server.router is not None:
+                    self.kill_coordinator()
+                    self.away_until = asyncio.get_running_loop().time() + fault.seconds
+            case "full disk":
+                self.disk_is_full = True
+                await asyncio.sleep(fault.seconds)
+                self.disk_is_full = False
+            case "suspend":
+                loop = asyncio.get_running_loop()
+                assert isinstance(loop, VirtualLoop)
+                loop._now += fault.seconds  # all timers are late
+
+    def supervise(self) -> None:
+        """Start what has ended, and connect what may connect."""
+        now = asyncio.get_running_loop().time()
+        if self.committing.done() and self.server.router is not None:  # the disk is full: the process ends
+            self.kill_coordinator()
+        if self.server.router is None and now >= self.away_until and not self.disk_is_full:
+            self.start_coordinator()
+        for link in self.all_links():
+            if now >= self.partitioned.get(link, 0.0):
+                link.connect()
+
+    async def run(self) -> Any:
+        """Run to the end, with all faults."""
+        self.away_until, self.partitioned = 0.0, {}
+        self.engines: list[SimulatedEngine] = [None] * ENGINES  # type: ignore[list-item]
+        self.links = [None] * ENGINES  # type: ignore[list-item]
+        self.drivers: list[RunnerDriver] = [None] * RUNNERS  # type: ignore[list-item]
+        self.runner_tasks: list[Any] = [None] * RUNNERS
+        self.start_coordinator()
+        self.trainer = SimulatedTrainer(self._train_seconds, 0.3, self.recorder)
+        self.trainer_link = self.trainer.connect(self.server, self.traffic)
+        for number in range(ENGINES):
+            self.start_engine(number)
+        for number in range(RUNNERS):
+            self.start_runner(number)
+        faults = [asyncio.create_task(self.inject(fault)) for fault in self.schedule.faults]
+        loop = asyncio.get_running_loop()
+        while not (self.running.over and self.running.ended.is_set() and self.server.router is not None):
+            assert loop.time() < LIMIT_SECONDS, f"the run starves at version {self.running.version}"
+            await asyncio.sleep(0.5)
+            self.supervise()
+        for task in faults:
+            task.cancel()
+        assert self.running.failure is None, self.running.failure
+        return self.outcome
+
+    def _train_seconds(self, batch: m.Train) -> float:
+        self.batches.setdefault(batch.step, set()).add(tuple(sample.sample for sample in batch.samples))
+        self.ages += [batch.step - sample.min_version for sample in batch.samples]
+        return 2.5
+
+
+def check(run: FaultyRun) -> None:
+    """Assert the properties of a finished run from its ledger."""
+    assert run.ledger is not None
+    rows = run.ledger.query("SELECT id, group_id, state, step FROM samples")
+    ends = Counter(row["state"] for row in rows)
+    assert ends.keys() <= {"trained", "filtered", "surplus", "expired"}, ends
+    batches = {row[0]: msgspec.json.decode(row[1]) for row in run.ledger.query("SELECT step, samples FROM batches")}
+    listed = [sample for samples in batches.values() for sample in samples]
+    assert sorted(batches) == [0, 1, 2] and [len(samples) for samples in batches.values()] == [4, 4, 4]
+    assert len(set(listed)) == len(listed)
+    assert sorted(listed) == sorted(row["id"] for row in rows if row["state"] == "trained")
+    assert {step: {tuple(samples)} for step, samples in batches.items()} == run.batches, "a replay has the same batch"
+    assert all(0 <= age <= run.schedule.alpha for age in run.ages)
+    lowest = {
+        row["sample"]: row["turns"]
+        for row in run.ledger.query("SELECT sample, COUNT(DISTINCT turn) AS turns FROM completions GROUP BY sample")
+    }
+    assert all(lowest[sample] == run.schedule.turns for sample in listed)
+    groups: Counter[str] = Counter(row["group_id"] for row in rows if row["state"] == "trained")
+    assert set(groups.values()) == {2}, "groups are trained whole"
+
+
+faults = st.builds(
+    Fault,
+    at=st.floats(0, 60),
+    kind=st.sampled_from(KINDS),
+    victim=st.integers(0, ENGINES + RUNNERS),
+    seconds=st.sampled_from([0.0, 1.0, 3.0, 20.0, 120.0]),
+)
+schedules = st.builds(
+    Schedule,
+    seed=st.integers(0, 2**32),
+    alpha=st.integers(0, 3),
+    redundant=st.sampled_from([(0, 0), (1, 0), (0, 1), (2, 1)]),
+    in_flight=st.sampled_from(["keep", "abort", "wait"]),
+    filtered=st.booleans(),
+    turns=st.integers(1, 3),
+    latency=st.sampled_from([0.0, 0.01, 1.0]),
+    doubled=st.sampled_from([0.0, 0.1]),
+    faults=st.lists(faults, max_size=8).map(tuple),
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def wall_clock_jumps() -> Any:
+    """Wall clocks jump: they only label rows of the ledger."""
+    patch, rng = pytest.MonkeyPatch(), random.Random(0)
+    patch.setattr(writer, "now", lambda: rng.choice([0.0, 1e9, 4e9]))
+    yield
+    patch.undo()
+
+
+@settings(max_examples=SCHEDULES)
+@given(schedules)
+def test_random_faults_change_no_account_and_starve_nothing(schedule: Schedule) -> None:
+    run = FaultyRun(schedule)
+    run_in_virtual_time(run.run())
+    check(run)
+
+
+@settings(max_examples=max(2, SCHEDULES // 100))
+@given(schedules)
+def test_a_schedule_gives_the_same_events_again(schedule: Schedule) -> None:
+    runs = [FaultyRun(schedule, record_events=True) for _ in range(2)]
+    for run in runs:
+        run_in_virtual_time(run.run())
+    assert runs[0].events.digest() == runs[1].events.digest()
+    assert runs[0].ages == runs[1].ages
