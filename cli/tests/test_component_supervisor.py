@@ -263,6 +263,8 @@ def test_the_tail_of_a_log_contains_only_the_newest_process(tmp_path):
     assert processes.last_line(tmp_path / "none.log") == ""
     path.write_text("--- started a\n")
     assert processes.last_line(path) == ""
+    path.write_text(f"--- started a\n{'long ' * 10_000}\n")
+    assert processes.last_line(path) == f"{'long ' * (processes.LINE_CHARACTERS // 5)} …"
 
 
 def test_marks_of_components_do_not_overlap(tmp_path):

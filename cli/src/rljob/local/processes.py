@@ -25,6 +25,7 @@ from rljob.protocol.parent_death import set_parent_death_signal
 
 GRACE_SECONDS = 10.0
 MAX_LOG_LINES = 200
+LINE_CHARACTERS = 2000
 _ERROR = re.compile(r"\s*\S+ \S+ (?:ERROR|CRITICAL) (?:rank \d+ )?(?:root|rljob[\w.]*): (.+)")
 """A line of a component's log: time, level, for the trainer its rank, logger, message. The launcher's lines, which only
 repeat an exit code, have another logger."""
@@ -64,13 +65,14 @@ def heartbeat_path(directory: Path, name: str) -> Path:
 
 
 def tail(path: Path, lines: int = 15) -> str:
-    """Return the path of a log and the last lines that its newest process wrote."""
+    """Return the path of a log and the last lines that its newest process wrote, without the ends of very long ones."""
     try:
         text = path.read_bytes()[-65536:].decode(errors="replace")
     except OSError:
         return str(path)
     newest = text.rpartition(HEADER)[2].splitlines()[1 if HEADER in text else 0 :]
-    return "\n".join([f"{path}:", *(f"  {line}" for line in newest[-lines:])])
+    shown = (line if len(line) <= LINE_CHARACTERS else f"{line[:LINE_CHARACTERS]} …" for line in newest[-lines:])
+    return "\n".join([f"{path}:", *(f"  {line}" for line in shown)])
 
 
 def last_line(path: Path) -> str:
