@@ -216,6 +216,15 @@ def test_an_export_that_fails_half_way_leaves_nothing(run, tmp_path, monkeypatch
     assert names(out) == []
 
 
+def test_a_device_in_place_of_a_file_is_not_exported(run, tmp_path):
+    checkpoint = checkpoints.find(run, 10)
+    (checkpoint.path / "config.json").unlink()
+    (checkpoint.path / "config.json").symlink_to("/dev/zero")
+    with pytest.raises(CliError, match=r"step-000010/config\.json is not a regular file; give another --step: 2"):
+        checkpoints.export(checkpoint, tmp_path / "out")
+    assert names(tmp_path) == ["run"]
+
+
 def test_a_missing_checkpoint_is_named(run, tmp_path):
     with pytest.raises(CliError, match="there is no checkpoint of step 12; there are 2, 10"):
         checkpoints.find(run, 12)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
+import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -146,7 +147,10 @@ def export(checkpoint: RunCheckpoint, destination: Path) -> None:
         model = recorded_files(checkpoint)
         try:
             for name in model:
-                shutil.copyfile(checkpoint.path / name, partial / name)
+                source = checkpoint.path / name
+                if not stat.S_ISREG(source.stat().st_mode):  # a device might never end
+                    raise _unusable(checkpoint, f"{source} is not a regular file")
+                shutil.copyfile(source, partial / name)
                 sync_path(partial / name)
         except FileNotFoundError as error:
             raise _unusable(checkpoint, f"{error.filename} is missing") from None
