@@ -196,7 +196,11 @@ def test_the_field_for_one_machine_is_rejected_in_a_cluster(storage):
     assert problem.startswith("spec.rewards[0].local: is for rljob run")
 
 
-@pytest.mark.parametrize("consumer", sorted({row.consumer for row in ROWS.values() if isinstance(row, Shows)}, key=str))
+FIRST_ROWS = {row.consumer: (path, row) for path, row in reversed(ROWS.items()) if isinstance(row, Shows)}
+
+
+@pytest.mark.parametrize("consumer", sorted(FIRST_ROWS, key=str))
 def test_a_consumer_gives_the_same_result_for_the_same_job(consumer, storage):
-    text = write_yaml(place.manifest())
+    path, row = FIRST_ROWS[consumer]
+    text, _ = changed(path, row.value, row.given, storage, row.also)
     assert consumer(resolve(loads(text)), storage) == _result_of(consumer, text, storage)

@@ -31,7 +31,7 @@ def test_an_example_runs_and_all_its_rewards_score(example: Path, tmp_path: Path
 
 def judges(example: Path) -> list[int]:
     """Return the indices of the rewards that ask a judge."""
-    rewards = yaml.safe_load(example.read_text())["spec"]["rewards"]
+    rewards = yaml.safe_load(example.read_text())["spec"].get("rewards", [])
     return [i for i, reward in enumerate(rewards) if reward.get("builtin") == "judge"]
 
 

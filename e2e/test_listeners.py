@@ -33,8 +33,8 @@ SERVER_LIBRARIES = {"uvicorn", "hypercorn", "http.server", "socketserver", "aioh
 SERVERS = {
     "coordinator/src/rljob/coordinator/local_api_server.py",
     "coordinator/src/rljob/coordinator/serve.py",
+    "core/src/rljob/protocol/service_server.py",
     "operator/src/rljob/operator/metrics_server.py",
-    "reward-services/src/rljob/rewards/sdk.py",
 }
 OTHERS = {
     "coordinator/src/rljob/coordinator/local_api_server.py": "its socket is served by an HttpServer",

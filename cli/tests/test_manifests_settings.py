@@ -21,6 +21,7 @@ SET = {
     "accessModes": ["ReadWriteOnce"],
     "accelerator": "cpu",
     "gang": "none",
+    "requestsPerGpu": {"cpu": "4", "memory": "16Gi"},
 }
 
 
@@ -40,6 +41,7 @@ def test_every_setting_can_be_set_and_reaches_the_cluster():
         storage_size="5Gi",
         access_modes=("ReadWriteOnce",),
         accelerator="cpu",
+        requests_per_gpu={"cpu": "4", "memory": "16Gi"},
     )
 
 

@@ -141,6 +141,7 @@ COMMANDS: dict[str, list[tuple[str, ...]]] = {
         ("check", "RUN", "--function", SURROGATE),
         ("check", SURROGATE),
     ],
+    "env": [("new", SURROGATE)],  # the others replace the process by another program
 }
 
 

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from rljob.api.model_shape import shape_of
+from rljob.protocol.environment import ComponentEnvironment
 from rljob.trainer import preflight
 from rljob.trainer.backends.megatron import supported_layouts
 from rljob.trainer.backends.megatron.cpu_shims import megatron_on
@@ -169,10 +170,8 @@ def test_models_and_layouts_that_would_be_wrong_are_refused_by_name(
 
 
 def test_the_check_before_a_start_reports_a_layout_and_a_missing_library(model_directory, job, monkeypatch):
-    from test_preflight import check
-
     made = job(trainer={"backend": "megatron", "processesPerNode": 4, "parallelism": {"tensor": 4}})
-    (problem,) = check(made)
+    (problem,) = preflight.check(ComponentEnvironment(made, Path("/nowhere"), "", "", "", "", ""))
     assert problem.startswith("spec.trainer.parallelism.tensor: 4 does not divide")
     monkeypatch.setattr(supported_layouts.importlib.util, "find_spec", lambda name: None)
     (missing,) = preflight.reference_problems(made.spec)

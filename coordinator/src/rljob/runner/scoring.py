@@ -2,10 +2,11 @@
 
 A sample is sent in the iteration of the event loop in which it ended. Samples that end while all requests are in flight
 wait for the first request to return and then share the next one. If the service is unavailable, the request is repeated
-until the service answers: no sample is lost, and one line is logged. If the service refuses a request, or fails on it
-(it dies, hangs, answers HTTP 500 or something other than its scores), each sample of the request is sent by itself. A
-sample that is refused is marked failed. Concurrent requests can fail together, so a single sample on which the service
-fails is retried with no other request in flight at its replica; it is marked failed after three isolated failures.
+until the service answers: no sample is lost, and one line is logged. If the service refuses a request, answers something
+other than its scores, or fails on it (it dies, hangs, answers HTTP 500), each sample of the request is sent by itself. A
+sample that is refused is marked failed, and so is one that gets another answer than a score three times. Concurrent
+requests can fail together, so a single sample on which the service fails is retried with no other request in flight at
+its replica; it is marked failed after three isolated failures.
 
 Choice of the replica, circuit breakers and Retry-After: :mod:`rljob.runner.reward_replicas`. The slowest requests are
 sent again to another replica: :mod:`rljob.runner.hedging`. Requests and replies have the bounds of
@@ -46,11 +47,16 @@ FIRST_BACKOFF_SECONDS = 0.1
 LAST_BACKOFF_SECONDS = 5.0
 EXTRA_SECONDS = 30.0
 ISOLATED_FAILURES = 3
+MALFORMED_REPLIES = 3
 NOT_SCORED = "not_scored"
 """Metric of a sample whose reward is the manifest's notScoredReward: 1."""
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ScoreReply)
+
+
+class MalformedReplyError(Exception):
+    """The service answered something other than its scores."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,7 @@ class RewardClient:
         """Answer the samples of ``batch``. ``failed``: addresses of replicas that failed on them."""
         try:
             scores = await self._request_scores(batch, failed)
-        except (RefusedSampleError, ServiceFailedError) as error:
+        except (RefusedSampleError, MalformedReplyError, ServiceFailedError) as error:
             if len(batch) > 1:  # find the sample that causes the failure
                 for waiting in batch:
                     await self._score_batch([waiting], set(failed))
@@ -148,17 +154,23 @@ class RewardClient:
 
         Raises:
             RefusedSampleError: the service refuses the request, or it cannot be sent.
+            MalformedReplyError: the replies to several samples, or MALFORMED_REPLIES to one, are not scores.
             ServiceFailedError: the service failed once on several samples, or ISOLATED_FAILURES times on a single
                 sample with no other request in flight.
         """
         body = self._encoded(batch)
         backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
-        failures, isolated = 0, False
+        failures, malformed, isolated = 0, 0, False
         while not all(waiting.answer.done() for waiting in batch):
             try:
                 return await self._answer(batch, body, isolated, failed)
             except RewardUnavailableError:
                 pass
+            except MalformedReplyError:
+                malformed += 1
+                if len(batch) > 1 or malformed == MALFORMED_REPLIES:
+                    raise
+                continue
             except ServiceFailedError as error:
                 failures += isolated
                 isolated = True
@@ -192,6 +204,7 @@ class RewardClient:
 
         Raises:
             RewardUnavailableError, RefusedSampleError, ServiceFailedError: see :meth:`RewardHttp.post`.
+            MalformedReplyError: it answers something else.
         """
         clock = asyncio.get_running_loop().time
         async with self._replicas.enter(isolated, failed) as replica:
@@ -232,12 +245,11 @@ class RewardClient:
         finally:
             replica.samples -= len(batch)
         try:
-            scores = self._read(batch, answer)
+            return self._read(batch, answer)
         except ValueError as error:
-            replica.failed()
-            raise ServiceFailedError(self._http.report_failure(replica.address, str(error))) from None
-        replica.succeeded()
-        return scores
+            raise MalformedReplyError(f"reward {self._name} {error}") from None
+        finally:
+            replica.succeeded()
 
     def _read(self, batch: list[_Waiting], answer: bytes) -> list[Score]:
         """Return the scores of a reply.
