@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from e2e.docs.blocks import Block, blocks
 from e2e.docs.reader import PAGES, matches, shell
 from tools.cluster import build
 from tools.cluster.controlplane import ControlPlane
+from tools.cluster.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 SYSTEM, OPERATOR = "rljob-system", "rljob-operator"
@@ -48,12 +50,14 @@ def start_operator(plane: ControlPlane, where: Path) -> subprocess.Popen[bytes]:
     (where / "operator.json").write_text(json.dumps(settings))
     kubeconfig = plane.service_account_kubeconfig(SYSTEM, OPERATOR)
     deployment = plane.api.get(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{OPERATOR}")
-    command = deployment["spec"]["template"]["spec"]["containers"][0]["command"]
-    command = [word.replace("/etc/rljob/", f"{where}/") for word in command]
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    command = [word.replace("/etc/rljob/", f"{where}/") for word in (*container["command"], *container["args"])]
+    address = f"127.0.0.1:{free_port('127.0.0.1')}"
+    command = [re.sub(r"\$\(POD_NAME\):\d+", address, word) for word in command]
     with (where / "operator.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, *command[1:], "--kubeconfig", str(kubeconfig)],
-            env=dict(os.environ) | {"POD_NAMESPACE": SYSTEM, "POD_NAME": "operator"},
+            [sys.executable, *command[1:]],
+            env=dict(os.environ) | {"KUBECONFIG": str(kubeconfig), "POD_NAMESPACE": SYSTEM, "POD_NAME": "operator"},
             stderr=log,
         )
 

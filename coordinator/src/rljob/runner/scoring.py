@@ -2,11 +2,11 @@
 
 A sample is sent in the iteration of the event loop in which it ended. Samples that end while all requests are in flight
 wait for the first request to return and then share the next one. If the service is unavailable, the request is repeated
-until the service answers: no sample is lost, and one line is logged. If the service refuses a request, answers something
-other than its scores, or fails on it (it dies, hangs, answers HTTP 500), each sample of the request is sent by itself. A
-sample that is refused is marked failed, and so is one that gets another answer than a score three times. Concurrent
-requests can fail together, so a single sample on which the service fails is retried with no other request in flight at
-its replica; it is marked failed after three isolated failures.
+until the service answers: no sample is lost, and one line is logged. If the service refuses a request, answers
+something other than its scores, or fails on it (it dies, hangs, answers HTTP 500), each sample of the request is sent
+by itself. A sample that is refused is marked failed, and so is one that gets another answer than a score three times.
+Concurrent requests can fail together, so a single sample on which the service fails is retried with no other request in
+flight at its replica; it is marked failed after three isolated failures.
 
 Choice of the replica, circuit breakers and Retry-After: :mod:`rljob.runner.reward_replicas`. The slowest requests are
 sent again to another replica: :mod:`rljob.runner.hedging`. Requests and replies have the bounds of
