@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from rljob.api.roles import Reward
 from rljob.protocol.score_messages import ScoreItem
-from rljob.runner import circuit_breaker, reward_http, scoring
+from rljob.runner import circuit_breaker, reward_http, scoring, service_http
 from rljob.runner.scoring import RewardClient
 from rljob.runner.service_http import service_session
 
@@ -112,7 +112,7 @@ async def test_requests_to_an_unavailable_service_are_repeated_and_logged_once(
 
     service.answer = flaky
     assert (await client.score(item("g0.0"))).reward == 3
-    assert [record.message for record in caplog.records if record.name == reward_http.__name__] == [
+    assert [record.message for record in caplog.records if record.name == service_http.__name__] == [
         "reward sums does not answer (HTTP 503); asking again until it does",
         "reward sums answers again",
     ]
@@ -366,7 +366,7 @@ async def test_the_start_waits_for_the_service_and_logs_it_once(
     states = iter([503, 502, 404])
     service.health = lambda: next(states)
     await client.wait_until_reachable()
-    assert [record.message for record in caplog.records if record.name == reward_http.__name__] == [
+    assert [record.message for record in caplog.records if record.name == service_http.__name__] == [
         "reward sums does not answer (HTTP 503); asking again until it does",
         "reward sums answers again",
     ]

@@ -29,7 +29,7 @@ from rljob.protocol.episode_messages import (
 )
 from rljob.runner.context import TrajectoryError
 from rljob.runner.scoring import EXTRA_SECONDS, FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS
-from rljob.runner.service_http import CONNECT_SECONDS, one_line, read_at_most
+from rljob.runner.service_http import CONNECT_SECONDS, AvailabilityLog, one_line, read_at_most
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class EnvironmentClient:
             total=environment.timeout_seconds + EXTRA_SECONDS, sock_connect=CONNECT_SECONDS
         )
         self._closing: set[asyncio.Task[None]] = set()
-        self._unavailable = False
+        self._availability = AvailabilityLog(f"environment {environment.name}")
         self._closed = False
 
     async def open(self, opening: OpenSession) -> Observation:
@@ -146,7 +146,7 @@ class EnvironmentClient:
                 longest = MAX_REPLY_BYTES if status == 200 else REFUSAL_BYTES
                 answer = await read_at_most(response.content, longest + 1)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            self._report_unavailable(str(error))
+            self._availability.report("", str(error))
             return None
         except TimeoutError:
             raise TrajectoryError(f"environment {self._name} did not answer within {self._limit.total:g} s") from None
@@ -154,9 +154,9 @@ class EnvironmentClient:
             raise ConnectionResetError(one_line(str(error).encode(errors="replace"))) from None
         if status in RETRY_STATUSES:
             if status != 429:  # too many sessions: others end first
-                self._report_unavailable(f"HTTP {status}")
+                self._availability.report("", f"HTTP {status}")
             return None
-        self._report_available()
+        self._availability.report("", "")
         if status == 200 and len(answer) <= longest:
             return answer
         if status == 200:
@@ -179,13 +179,3 @@ class EnvironmentClient:
         if problem := problem_of(found):
             raise TrajectoryError(f"environment {self._name} answered {problem}")
         return found
-
-    def _report_unavailable(self, why: str) -> None:
-        if not self._unavailable:
-            log.warning("environment %s does not answer (%s); asking again until it does", self._name, why)
-        self._unavailable = True
-
-    def _report_available(self) -> None:
-        if self._unavailable:
-            log.warning("environment %s answers again", self._name)
-        self._unavailable = False

@@ -14,7 +14,7 @@ from yarl import URL
 from rljob.protocol.retry_after import retry_after_seconds
 from rljob.protocol.score_messages import MAX_SCORE_BYTES
 from rljob.runner.reward_replicas import Replica
-from rljob.runner.service_http import CONNECT_SECONDS, one_line, read_at_most
+from rljob.runner.service_http import CONNECT_SECONDS, AvailabilityLog, at, one_line, read_at_most
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class RewardHttp:
         self._health = f"{url.rstrip('/')}/healthz"
         self._session = session
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-        self._unavailable: set[str] = set()  # addresses, as logged
+        self._availability = AvailabilityLog(f"reward {name}")
 
     @property
     def has_name(self) -> bool:
@@ -98,7 +98,7 @@ class RewardHttp:
                 answer = await read_at_most(response.content, longest + 1)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             replica.failed()
-            raise RewardUnavailableError(self._report(replica.address, str(error))) from None
+            raise RewardUnavailableError(self._availability.report(replica.address, str(error))) from None
         except TimeoutError:
             replica.failed()
             raise ServiceFailedError(
@@ -111,12 +111,12 @@ class RewardHttp:
             if status > 500:
                 replica.failed()
             replica.pause(retry_after_seconds(replied.get("Retry-After")))
-            raise RewardUnavailableError(self._report(replica.address, f"HTTP {status}"))
+            raise RewardUnavailableError(self._availability.report(replica.address, f"HTTP {status}"))
         summary = f"HTTP {status}: {one_line(answer[:REFUSAL_BYTES])}"
         if status == 500:
             replica.failed()
             raise ServiceFailedError(self.report_failure(replica.address, f"answered {summary}"))
-        self._report(replica.address, "")
+        self._availability.report(replica.address, "")
         if status == 200 and len(answer) <= longest:
             return answer
         replica.succeeded()
@@ -128,10 +128,10 @@ class RewardHttp:
         try:
             async with self._session.get(self._health, timeout=limit, allow_redirects=False) as response:
                 ok = response.status < 500  # a user's service may not have this path
-                self._report("", "" if ok else f"HTTP {response.status}")
+                self._availability.report("", "" if ok else f"HTTP {response.status}")
                 return ok
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            self._report("", str(error) or type(error).__name__)
+            self._availability.report("", str(error) or type(error).__name__)
             return False
 
     def _refusal(self, status: int, summary: str, longest: int, location: str) -> str:
@@ -151,19 +151,5 @@ class RewardHttp:
 
     def report_failure(self, address: str, what: str) -> str:
         """Log that a replica failed on a request; return it."""
-        log.warning("reward %s%s %s; asking again, one sample at a time", self._name, _at(address), what)
+        log.warning("reward %s%s %s; asking again, one sample at a time", self._name, at(address), what)
         return what
-
-    def _report(self, address: str, why: str) -> str:
-        """Log that a replica does not answer, or answers again (``why`` is empty), once each; return ``why``."""
-        if why and address not in self._unavailable:
-            log.warning("reward %s%s does not answer (%s); asking again until it does", self._name, _at(address), why)
-            self._unavailable.add(address)
-        elif not why and address in self._unavailable:
-            log.warning("reward %s%s answers again", self._name, _at(address))
-            self._unavailable.remove(address)
-        return why
-
-
-def _at(address: str) -> str:
-    return f" at {address}" if address else ""

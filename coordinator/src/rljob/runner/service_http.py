@@ -1,8 +1,12 @@
-"""What the clients of reward and environment services share: their session, and how they read a reply."""
+"""What the clients of reward and environment services share: session, replies, and lines on a service that is away."""
 
 from __future__ import annotations
 
+import logging
+
 import aiohttp
+
+log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
 
@@ -29,3 +33,30 @@ async def read_at_most(content: aiohttp.StreamReader, most: int) -> bytes:
 def one_line(text: bytes) -> str:
     """Return a part of a reply for a message."""
     return " ".join(text.decode(errors="replace").split())
+
+
+def at(address: str) -> str:
+    """Return the address of a replica for a message; empty: the service has one address."""
+    return f" at {address}" if address else ""
+
+
+class AvailabilityLog:
+    """Logs that a replica of a service does not answer, and that it answers again, once each.
+
+    Args:
+        service: what it is, with its name.
+    """
+
+    def __init__(self, service: str) -> None:
+        self._service = service
+        self._unavailable: set[str] = set()  # addresses, as logged
+
+    def report(self, address: str, why: str) -> str:
+        """Log a change. ``why`` it does not answer; empty: it answers. Return ``why``."""
+        if why and address not in self._unavailable:
+            log.warning("%s%s does not answer (%s); asking again until it does", self._service, at(address), why)
+            self._unavailable.add(address)
+        elif not why and address in self._unavailable:
+            log.warning("%s%s answers again", self._service, at(address))
+            self._unavailable.remove(address)
+        return why
