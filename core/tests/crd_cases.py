@@ -384,6 +384,11 @@ FIELDS = [
     Case("adapters of Megatron-Core", ("spec.trainer={backend: megatron, lora: {rank: 4}}",), _NOT_MEGATRON),
     Case("offload by Megatron-Core", ("spec.trainer={backend: megatron, optimizer: {offload: true}}",), _NOT_MEGATRON),
     Case(
+        "decayed matrices of Megatron-Core",
+        ("spec.trainer={backend: megatron, optimizer: {decayed: matrices}}",),
+        _NOT_MEGATRON,
+    ),
+    Case(
         "nonconstant groups of one sample",
         ("spec.training.samplesPerPrompt=1", "spec.algorithm.groupFilter=nonconstant"),
         "with training.samplesPerPrompt 1 every group is constant and would be rejected; use none, or more samples",

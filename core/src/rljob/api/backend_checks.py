@@ -28,5 +28,6 @@ def backend_problems(trainer: Trainer) -> Iterator[str]:
             "recompute": trainer.recompute != "none",
             "lora": trainer.lora is not None,
             "optimizer.offload": trainer.optimizer.offload,
+            "optimizer.decayed": trainer.optimizer.decayed != "all",
         }
         yield from (f"trainer.{field}: {NOT_MEGATRON}" for field, is_given in given.items() if is_given)

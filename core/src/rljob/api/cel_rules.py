@@ -384,6 +384,7 @@ def _backends() -> Iterator[CelRule]:
         ".recompute": "self.recompute == 'none'",
         ".lora": "!has(self.lora)",
         ".optimizer.offload": "!self.optimizer.offload",
+        ".optimizer.decayed": "self.optimizer.decayed == 'all'",
     }
     for field, rule in supported.items():
         yield CelRule("spec.trainer", f"self.backend != 'megatron' || {rule}", NOT_MEGATRON, field)

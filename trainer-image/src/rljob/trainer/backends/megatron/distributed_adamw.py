@@ -15,13 +15,14 @@ from torch import Tensor
 
 from rljob.api.roles import Optimizer
 from rljob.trainer.backends.base import OptimizerUpdate
-from rljob.trainer.backends.fsdp.sharded_adamw import MOMENTS, learning_rate
+from rljob.trainer.backends.fsdp.sharded_adamw import MOMENTS
 from rljob.trainer.backends.megatron.megatron_library import (
     DistributedDataParallel,
     DistributedOptimizer,
     OptimizerConfig,
     get_megatron_optimizer,
 )
+from rljob.trainer.learning_rate import learning_rate
 
 WEIGHT = "param"
 """Name of the float32 weights beside MOMENTS."""
