@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -13,8 +15,11 @@ from rljob.api.kubernetes import AcceleratorKind
 from rljob.api.model_address import is_remote
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
+from rljob.api.roles import Environment, Reward
 from rljob.protocol.model_cache import find_model
 from rljob.protocol.startup import host_and_port
+
+Entry = TypeVar("Entry", Reward, Environment)
 
 SEED = "RLJOB_SEED"
 """Variable of the initializer: spec.seed."""
@@ -99,6 +104,23 @@ def read_environment() -> ComponentEnvironment:
         host=os.environ.get("RLJOB_HOST", "127.0.0.1"),
         instance=os.environ.get("RLJOB_INSTANCE", ""),
     )
+
+
+def own_entry(entries: Iterable[Entry], name: str, what: str) -> Entry:
+    """Return the entry of the manifest that this process serves.
+
+    Args:
+        entries: rewards or environments.
+        name: RLJOB_NAME.
+        what: what an entry is, with its article.
+
+    Raises:
+        ValueError: no entry has the name.
+    """
+    for entry in entries:
+        if entry.name == name:
+            return entry
+    raise ValueError(f"RLJOB_NAME is {name!r}, which is not {what} of the job; name one of them")
 
 
 def _accelerator() -> AcceleratorKind:

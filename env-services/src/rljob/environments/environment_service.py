@@ -13,7 +13,7 @@ from rljob.api.roles import Environment
 from rljob.environments.episode import Calls
 from rljob.environments.session_server import build_session_app
 from rljob.environments.session_table import SessionTable
-from rljob.protocol.environment import LOG_LEVEL, ComponentEnvironment, read_environment, remove_token
+from rljob.protocol.environment import LOG_LEVEL, ComponentEnvironment, own_entry, read_environment, remove_token
 from rljob.protocol.episode_messages import MAX_REQUEST_BYTES
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.service_server import LOG_FORMAT, ServiceServer
@@ -57,10 +57,7 @@ def environment_of(context: ComponentEnvironment) -> Environment:
     Raises:
         ValueError: RLJOB_NAME is not an environment of the job.
     """
-    for environment in context.job.spec.environments:
-        if environment.name == context.name:
-            return environment
-    raise ValueError(f"RLJOB_NAME is {context.name!r}, which is not an environment of the job; name one of them")
+    return own_entry(context.job.spec.environments, context.name, "an environment")
 
 
 def make_factory(environment: Environment, where: str) -> Callable[[], Any]:

@@ -25,7 +25,7 @@ import sys
 
 from rljob.api.rewards import Scorer
 from rljob.api.roles import Reward
-from rljob.protocol.environment import LOG_LEVEL, ComponentEnvironment, read_environment, remove_token
+from rljob.protocol.environment import LOG_LEVEL, ComponentEnvironment, own_entry, read_environment, remove_token
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.score_messages import MAX_REQUEST_BYTES
 from rljob.protocol.service_server import LOG_FORMAT, ServiceServer
@@ -67,10 +67,7 @@ def reward_of(environment: ComponentEnvironment) -> Reward:
     Raises:
         ValueError: RLJOB_NAME is not a reward of the job.
     """
-    for reward in environment.job.spec.rewards:
-        if reward.name == environment.name:
-            return reward
-    raise ValueError(f"RLJOB_NAME is {environment.name!r}, which is not a reward of the job; name one of them")
+    return own_entry(environment.job.spec.rewards, environment.name, "a reward")
 
 
 def run(evaluator: RewardEvaluator, reward: Reward, listen: str, token: str) -> None:
