@@ -151,7 +151,7 @@ class ReplicaSet:
                     if not replica.requests and not replica.seconds:
                         return replica
                     await self._wait([replica])
-            except BaseException:
+            except BaseException:  # re-raised; a cancelled request must not keep the others waiting
                 replica.isolated -= 1
                 self._notify()
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -40,7 +41,7 @@ def seed_of(row: Mapping[str, Any]) -> int:
     return seed
 
 
-class GridGame:
+class GridGame(ABC):
     """A game on a grid; a subclass defines ``start``, ``move``, ``solved``, ``failed`` and the texts."""
 
     in_event_loop = True
@@ -85,26 +86,26 @@ class GridGame:
             lines.append(separator.join(f"{name}{separator}{r}{separator}{c}" for name, (r, c) in self.places()))
         return "\n".join(lines)
 
+    @abstractmethod
     def start(self, chance: random.Random) -> None:
         """Generate a problem."""
-        raise NotImplementedError
 
+    @abstractmethod
     def move(self, change: Cell, chance: random.Random) -> tuple[float, bool]:
         """Move the player; return the reward besides that of the step and the goal, and whether something moved."""
-        raise NotImplementedError
 
+    @abstractmethod
     def solved(self) -> bool:
         """Return whether the game is solved."""
-        raise NotImplementedError
 
     def failed(self) -> bool:
         """Return whether the game is lost."""
         return False
 
+    @abstractmethod
     def symbols(self) -> Iterable[Sequence[str]]:
         """Return the grid, row by row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def places(self) -> Iterable[tuple[str, Cell]]:
         """Return the symbols whose coordinates are part of the text."""
-        raise NotImplementedError

@@ -156,7 +156,7 @@ class SessionTable:
         return session.reply
 
     async def _run(self, session: Session, call: Any) -> bytes:
-        """Await a call of the environment in a task, so that it goes on if its client disconnects and asks again."""
+        """Await a call of the environment in a task, so that it continues if its client disconnects and asks again."""
 
         async def run() -> bytes:
             try:

@@ -218,7 +218,7 @@ class Service:
 
     Args:
         start: parameters.
-        on_end: called when the operator ends although nobody has called :meth:`stop`.
+        on_end: called when the operator ends without a call of :meth:`stop`.
     """
 
     def __init__(self, start: Start, on_end: Callable[[], None]) -> None:
