@@ -284,18 +284,16 @@ class OperatorProcess:
         return float(lines[0].split()[1]) if lines else None
 
     async def health(self) -> dict[str, Any] | None:
-        """Return what kopf's probes report; None if kopf does not answer."""
-        text = await self.text("/healthz", self.liveness)
+        """Return what kopf's probes report, through the server with limits; None if kopf does not answer."""
+        text = await self.text("/healthz")
         return None if text is None else json.loads(text)
 
-    async def text(self, path: str, port: int = 0) -> str | None:
+    async def text(self, path: str) -> str | None:
         """Return the body at ``path``; None unless the status is 200."""
         try:
             async with (
                 aiohttp.ClientSession() as session,
-                session.get(
-                    f"http://127.0.0.1:{port or self.port}{path}", timeout=aiohttp.ClientTimeout(total=5)
-                ) as response,
+                session.get(f"http://127.0.0.1:{self.port}{path}", timeout=aiohttp.ClientTimeout(total=5)) as response,
             ):
                 return await response.text() if response.status == 200 else None
         except (aiohttp.ClientError, OSError, TimeoutError):

@@ -116,24 +116,20 @@ def test_the_operator_reads_the_settings_that_the_chart_writes(program, tmp_path
     assert settings.lease.duration_seconds == 5
 
 
-def test_kopf_gets_the_liveness_port_the_log_format_and_further_handlers(program):
+def test_kopf_listens_on_loopback_and_gets_the_log_format_and_further_handlers(program):
     def container(*values: str) -> dict:
         return of_kind(program.template(*values), "Deployment")["spec"]["template"]["spec"]["containers"][0]
 
-    assert container()["args"] == ["--liveness=http://$(POD_NAME):8081/healthz", "--log-format=full"]
-    found = container("--set", "liveness.port=9000,logFormat=json,handlers={acme.hooks,more}")
+    assert container()["args"] == ["--liveness=http://127.0.0.1:8081/healthz", "--log-format=full"]
+    found = container("--set", "metrics.port=8081,logFormat=json,handlers={acme.hooks,more}")
     assert found["args"] == [
-        "--liveness=http://$(POD_NAME):9000/healthz",
+        "--liveness=http://127.0.0.1:8082/healthz",
         "--log-format=json",
         "--module=acme.hooks",
         "--module=more",
     ]
-    assert {"name": "liveness", "containerPort": 9000} in found["ports"]
-    assert (
-        found["livenessProbe"]["httpGet"]
-        == found["startupProbe"]["httpGet"]
-        == {"path": "/healthz", "port": "liveness"}
-    )
+    assert found["ports"] == [{"name": "http", "containerPort": 8081}]
+    assert found["livenessProbe"]["httpGet"] == found["startupProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
 
 
 def test_a_change_of_the_settings_replaces_the_operators_pods(program):

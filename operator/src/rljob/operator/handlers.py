@@ -34,11 +34,11 @@ async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     """Start the operator. Wrong settings, or an address in use, end the process."""
     _configure(settings)
     try:
-        parameters = start_of(_namespaces())
+        parameters = start_of(tuple(_option("namespaces") or ()))
     except ValueError as error:
         raise kopf.PermanentError(str(error)) from error
     logging.getLogger().setLevel(parameters.settings.log_level)
-    memo.rljob = Service(parameters, on_end=lambda: signal.raise_signal(signal.SIGTERM))
+    memo.rljob = Service(parameters, lambda: signal.raise_signal(signal.SIGTERM), _option("liveness_endpoint") or "")
     try:
         await memo.rljob.begin()
     except OSError as error:
@@ -107,7 +107,7 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
     return record.levelno > logging.INFO or f"'{ID}' succeeded" not in str(record.msg)
 
 
-def _namespaces() -> tuple[str, ...]:
-    """Return the namespaces of the command `kopf run`; empty: all."""
+def _option(name: str) -> Any:
+    """Return an option of the command `kopf run`; None if it is not given or another program runs kopf."""
     context = click.get_current_context(silent=True)
-    return tuple(context.params.get("namespaces") or ()) if context is not None else ()
+    return context.params.get(name) if context is not None else None

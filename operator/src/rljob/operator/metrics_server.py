@@ -1,4 +1,8 @@
-"""/readyz and /metrics of the operator. kopf serves /healthz."""
+"""/healthz, /readyz and /metrics of the operator, with limits for peers without a token.
+
+kopf has a liveness server too, without a limit of its connections. It therefore listens on loopback only, and /healthz
+here returns its answer.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rljob.operator.metrics import Metrics
@@ -15,16 +20,29 @@ from rljob.protocol.http_server import HttpServer
 from rljob.protocol.startup import host_and_port
 
 TEXT = "text/plain; charset=utf-8"
+METHODS = ("GET", "HEAD")
+KOPF_SECONDS = 4.0
+"""Timeout of the request to kopf: below that of the kubelet's probe."""
+KOPF_BYTES = 64 * 1024
+"""Bytes of kopf's answer that are passed on; a user's probes may return anything."""
 
 Application = Callable[[Any, Any, Callable[[dict[str, Any]], Awaitable[None]]], Awaitable[None]]
 """An ASGI application."""
 
 
-def build_app(metrics: Metrics, ready: Callable[[], bool]) -> Application:
-    """Return the application. ``ready``: the caches are filled, or the operator is on standby."""
+def build_app(metrics: Metrics, ready: Callable[[], bool], liveness: str = "") -> Application:
+    """Return the application.
+
+    Args:
+        ready: the caches are filled, or the operator is on standby.
+        liveness: URL of kopf's liveness server, which answers after its start only; empty: it has none.
+    """
 
     async def app(scope: Any, receive: Any, send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
-        status, content_type, body = _answer(scope["method"], scope["path"], metrics, ready)
+        if scope["path"] == "/healthz" and scope["method"] in METHODS and liveness:
+            status, content_type, body = await _answer_of_kopf(liveness)
+        else:
+            status, content_type, body = _answer(scope["method"], scope["path"], metrics, ready)
         headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -34,15 +52,25 @@ def build_app(metrics: Metrics, ready: Callable[[], bool]) -> Application:
 
 def _answer(method: str, path: str, metrics: Metrics, ready: Callable[[], bool]) -> tuple[int, str, bytes]:
     """Return status, content type and body of the answer to a request."""
-    if path not in ("/readyz", "/metrics"):
+    if path not in ("/healthz", "/readyz", "/metrics"):
         return 404, TEXT, b"not found\n"
-    if method not in ("GET", "HEAD"):
+    if method not in METHODS:
         return 405, TEXT, b"use GET\n"
     if path == "/metrics":
         return 200, CONTENT_TYPE_LATEST, generate_latest(metrics.registry)
-    if not ready():
+    if path == "/readyz" and not ready():
         return 503, TEXT, b"the caches are not filled yet\n"
     return 200, TEXT, b"ok\n"
+
+
+async def _answer_of_kopf(url: str) -> tuple[int, str, bytes]:
+    """Return status, content type and body of kopf's liveness server; 503 if it does not answer."""
+    timeout = aiohttp.ClientTimeout(total=KOPF_SECONDS)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+            return response.status, response.headers.get("Content-Type", TEXT), await response.content.read(KOPF_BYTES)
+    except (aiohttp.ClientError, OSError) as error:  # a timeout is an OSError
+        return 503, TEXT, f"kopf does not answer: {type(error).__name__}\n".encode()
 
 
 @asynccontextmanager

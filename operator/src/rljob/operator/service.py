@@ -219,9 +219,10 @@ class Service:
     Args:
         start: parameters.
         on_end: called when the operator ends without a call of :meth:`stop`.
+        liveness: URL of the liveness server of the process, which /healthz asks; empty: it has none.
     """
 
-    def __init__(self, start: Start, on_end: Callable[[], None]) -> None:
+    def __init__(self, start: Start, on_end: Callable[[], None], liveness: str = "") -> None:
         self.access = start.access
         self.metrics = Metrics()
         settings = start.settings
@@ -232,7 +233,7 @@ class Service:
             count=self.metrics.count_request,
         )
         self.operator = Operator(self._client, settings, start.namespace, start.identity, self.metrics)
-        self._listen, self._on_end = settings.listen, on_end
+        self._listen, self._liveness, self._on_end = settings.listen, liveness, on_end
         self._stop = asyncio.Event()
         self._open = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
@@ -244,7 +245,7 @@ class Service:
             OSError: the address for /metrics is in use or not local.
         """
         await self._open.enter_async_context(self._client)
-        server = serving(build_app(self.metrics, lambda: self.operator.ready), self._listen)
+        server = serving(build_app(self.metrics, lambda: self.operator.ready, self._liveness), self._listen)
         log.info("serving /metrics at port %d", await self._open.enter_async_context(server))
         self._tasks = [
             asyncio.create_task(self.operator.run(self._stop)),
