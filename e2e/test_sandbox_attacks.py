@@ -25,13 +25,13 @@ def test_an_attack_gets_nothing_and_leaves_nothing_behind(driver: Driver, name: 
     attack = ATTACKS[name]
     answer = driver.run(list(attack.sources), LIMITS | attack.limits)
     *outputs, served = answer["outputs"]
-    *ends, _ = answer["ends"]
+    *ends, served_end = answer["ends"]
     assert attack.outcome(outputs[-1], *ends[-1]) == ""
     assert not any(SECRET in output for output in outputs)
     assert answer["changed"] == [], {
         name: (answer["before"][name], answer["after"][name]) for name in answer["changed"]
     }
-    assert served == "served\n"
+    assert served == "served\n", served_end
 
 
 def test_the_levels_have_the_layers_that_they_name(driver: Driver, request: pytest.FixtureRequest) -> None:

@@ -2,7 +2,7 @@
 
 python -m tools.run_tests machine [PYTEST_ARG...]   everything that needs no Kubernetes programs
     checks    style, types, layers, at the same time
-    tests     all tests but those below, on two processes that take a file at a time
+    tests     all tests but those below, on three processes that take a file at a time: a quarter of the time is waiting
     tools     the tests of tools/images and tools/cluster
 
 python -m tools.run_tests cluster [PYTEST_ARG...]   everything that does
@@ -10,7 +10,7 @@ python -m tools.run_tests cluster [PYTEST_ARG...]   everything that does
     API server  the tests on a real API server, on three processes with one API server each: they wait more than they
                 compute. The images are built at the same time, with low priority.
     images      waits for the images
-    pods        the tests in pods of a real cluster, on two processes that share it and take a file at a time:
+    pods        the tests in pods of a real cluster, on three processes that share it and take a file at a time:
                 they wait more than they compute
     tools       the tests of tools/cluster that need these programs
 
@@ -43,7 +43,7 @@ TOOLS = {
     "tools/cluster": ("tools/images/layout.py", "crds/*.yaml", "charts/**/*"),
 }
 """Folders whose tests run only after a change → patterns of the files outside the folder that these tests depend on."""
-WORKERS, API_SERVERS, POD_WORKERS = 2, 3, 2
+WORKERS, API_SERVERS, POD_WORKERS = 3, 3, 3
 NEEDS_KUBERNETES = "apiserver or cluster"
 NOTHING_SELECTED = 5  # pytest's exit code
 NO_CLUSTER = (*errors.REFUSED, *errors.FAILED, subprocess.CalledProcessError, OSError)

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 SECRET = "the-secret-of-the-victim"
+SERVED_ATTEMPTS = 10
+"""Some attacks run with a limit of 0.3 s, which a busy machine can exceed; a broken sandbox never serves."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -48,7 +50,11 @@ def main() -> None:
         before = look(victim, own)
         given = json.dumps(about | {"parent": os.getpid()}).encode()
         runs = [box.run_program(source.encode(), given, 100_000) for source in request["sources"]]
-        runs.append(box.run_program(b"print('served')", b"", 100))
+        for _ in range(SERVED_ATTEMPTS):
+            served = box.run_program(b"print('served')", b"", 100)
+            if served.why != "time":
+                break
+        runs.append(served)
         after = look(victim, own)
         outputs = [run.output.decode(errors="replace") for run in runs]
         ends = [[run.status, run.why] for run in runs]
