@@ -78,10 +78,10 @@ async def test_an_operator_that_is_stopped_ends_without_an_error(tmp_path, monke
 
 
 def test_the_namespaces_are_those_of_the_command(monkeypatch, tmp_path):
-    assert handlers._namespaces() == ()
+    assert handlers._option("namespaces") is None
     with click.Context(click.Command("run")) as context:
         context.params = {"namespaces": ("a", "b"), "clusterwide": False}
-        assert handlers._namespaces() == ("a", "b")
+        assert handlers._option("namespaces") == ("a", "b")
     monkeypatch.delenv(CONFIG, raising=False)
     monkeypatch.setattr("rljob.operator.config.in_cluster", lambda: Access("http://k:1"))
     monkeypatch.delenv("KUBECONFIG", raising=False)
