@@ -1,0 +1,295 @@
+"""The peers of a coordinator under load, in a process of their own: agents, runner and trainer, which compute nothing.
+
+They speak the coordinator's protocol over its WebSockets, so they also drive benchmarks/floor_coordinator.py. Every
+completion has ``tokens`` tokens; every trajectory has ``turns`` turns, each with the context of the turns before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import struct
+import sys
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import aiohttp
+import uvloop
+import zstandard
+
+from rljob.protocol import messages as m
+from rljob.protocol.coordinator_link import CoordinatorLink
+from rljob.protocol.shards import encode_selection
+
+FRAME_COMPLETIONS = 16
+FLUSH_SECONDS = 0.002
+TICKS = os.sysconf("SC_CLK_TCK")
+VARIANTS = 64
+"""Different completions: a coordinator that compresses must not see the same bytes each time."""
+TEXT = " ".join(f"word{i}" for i in range(400))[:2000]
+PROMPT = struct.pack("<100i", *range(100))
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the peers do.
+
+    Args:
+        prompts: groups in a batch.
+        staleness: of the job; 0: no sample is generated while shards are pulled.
+        agents: number of engines.
+        ranks: data-parallel ranks that pull their shards of each batch; 0: nothing is pulled.
+        samples: scored samples after which the peers stop.
+        warm: scored samples before the measurement.
+        tokens: length of a completion.
+        turns: of a trajectory.
+        observation: tokens between two turns.
+        rate: completions per second over all agents; 0: at once.
+        ask: measure meanwhile how long /healthz takes.
+    """
+
+    prompts: int = 64
+    staleness: int = 1
+    agents: int = 64
+    ranks: int = 8
+    samples: int = 8192
+    warm: int = 1024
+    tokens: int = 500
+    turns: int = 1
+    observation: int = 0
+    rate: float = 0.0
+    ask: bool = False
+
+
+class Peers:
+    """All peers of one coordinator. They print events as JSON lines, with the counters of the coordinator's process:
+    begin, end, shards begin, shards end."""
+
+    def __init__(self, url: str, token: str, load: Load, pid: int) -> None:
+        draw = random.Random(1)
+        self.url, self.token, self.load, self.pid = url, token, load, pid
+        self.tokens = [struct.pack(f"<{load.tokens}i", *_ids(draw, load.tokens)) for _ in range(VARIANTS)]
+        self.logprobs = [
+            struct.pack(f"<{load.tokens}f", *(-draw.random() for _ in range(load.tokens))) for _ in range(VARIANTS)
+        ]
+        self.observation = struct.pack(f"<{load.observation}i", *_ids(draw, load.observation))
+        self.due: deque[tuple[Agent, m.Generate]] = deque()
+        self.scored = 0
+        self.served: set[int] = set()  # agents with weights
+        self.ready, self.ended = asyncio.Event(), asyncio.Event()
+
+    async def run(self) -> None:
+        """Play all peers until ``samples`` samples are scored."""
+        working = [Agent(self, number).run() for number in range(self.load.agents)]
+        playing = [self._drive(), self._train(), *working, *([self._pace()] if self.load.rate else [])]
+        tasks = [asyncio.create_task(each) for each in playing]
+        ended = asyncio.create_task(self.ended.wait())
+        done, _ = await asyncio.wait([*tasks, ended], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    def link(self, role: str, incoming: object, first: m.Message) -> CoordinatorLink:
+        """Return a connection that registers with ``first``."""
+        return CoordinatorLink(self.url, role, self.token, incoming, lambda: [first])
+
+    def completion(self, request: m.Generate, version: int) -> m.Completion:
+        """Return what an engine answers."""
+        which = hash(request.request_id.sample) % VARIANTS
+        spans = [m.VersionSpan(version, 0, self.load.tokens)]
+        context = m.context_digest(request.token_ids)
+        return m.Completion(request.request_id, self.tokens[which], self.logprobs[which], spans, "stop", 1.0, context)
+
+    def has_weights(self, agent: int) -> None:
+        """Note that an agent can generate; the runner connects when all can."""
+        self.served.add(agent)
+        if len(self.served) == self.load.agents:
+            self.ready.set()
+
+    def say(self, event: str, **values: object) -> None:
+        """Print an event for the benchmark."""
+        counters = {"cpu_seconds": cpu_seconds(self.pid), "written_bytes": written_bytes(self.pid)}
+        sys.stdout.write(json.dumps({"event": event, **counters, **values}) + "\n")
+        sys.stdout.flush()
+
+    async def _pace(self) -> None:
+        """Release completions at ``rate``, without catching up what the coordinator did not request in time."""
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            now = time.monotonic()
+            count = int((now - last) * self.load.rate)
+            last += count / self.load.rate
+            for _ in range(min(count, len(self.due))):
+                agent, request = self.due.popleft()
+                agent.finish(request)
+
+    async def _drive(self) -> None:
+        await self.ready.wait()
+        draw = random.Random(2)
+        leases: dict[str, m.LeaseTrajectory] = {}
+        link = self.link("runner", m.ToRunner, m.RegisterRunner("runner", 1 << 20, {}))
+
+        def request(lease: m.LeaseTrajectory, turn: int, context: bytes) -> None:
+            wanted = m.GenerateRequest(
+                lease.sample, turn, context, self.load.tokens, 1.0, [0], lease.attempt, lease.lease
+            )
+            link.send(wanted)
+
+        async for message in link.messages():
+            match message:
+                case m.LeaseTrajectory():
+                    leases[message.sample] = message
+                    request(message, 0, PROMPT)
+                case m.GenerateResult(sample=sample, result=result) if sample in leases:
+                    lease = leases[sample]
+                    if result.turn + 1 < self.load.turns:
+                        request(lease, result.turn + 1, result.prompt + result.token_ids + self.observation)
+                    else:
+                        reward, metrics = draw.random(), {"accuracy": 1.0}
+                        link.send(
+                            m.TrajectoryScored(
+                                sample, reward, metrics, TEXT, self.load.turns, lease.attempt, [], lease.lease
+                            )
+                        )
+                case m.AckTrajectories(samples=samples):
+                    for sample in samples:
+                        del leases[sample]
+                        self._count()
+                case m.Cancel(samples=samples):
+                    for sample in samples:
+                        leases.pop(sample, None)
+
+    def _count(self) -> None:
+        self.scored += 1
+        if self.scored == self.load.warm:
+            self.say("begin")
+        if self.scored == self.load.samples:
+            self.say("end")
+            self.ended.set()
+
+    async def _train(self) -> None:
+        incarnation = version = 0
+        link = self.link("trainer", m.ToTrainer, m.RegisterTrainer("trainer", 0, 0))
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {self.token}"}) as session:
+            async for message in link.messages():
+                match message:
+                    case m.TrainerRegistered():
+                        incarnation = message.incarnation
+                    case m.Train():
+                        await self._pull(session, message)
+                        version = message.step + 1
+                        advantages = struct.pack(f"<{len(message.samples)}f", *([0.5] * len(message.samples)))
+                        link.send(m.StepDone(incarnation, message.step, {"loss": 0.0}, advantages))
+                    case m.SendWeights(update=update):
+                        for reply in self._sent(message, incarnation, update, f"d{version}"):
+                            link.send(reply)
+                    case m.Checkpoint():
+                        link.send(m.Checkpointed(incarnation, message.step, "checkpoints/none", "0" * 64))
+
+    def _sent(self, command: m.SendWeights, incarnation: int, update: int, digest: str) -> list[m.Message]:
+        if not command.engines:
+            return [m.WeightsSent(incarnation, update, "", digest, 0.0, "")]
+        found: list[m.Message] = []
+        for target in command.engines:
+            engine, world = target.engine, 1 + target.workers
+            none = m.Probe([], [])
+            found += [
+                m.WeightGroupReady(incarnation, update, engine, digest, "127.0.0.1", 1, world, "gloo", [], none),
+                m.WeightsSent(incarnation, update, engine, digest, 0.0, ""),
+            ]
+        return found
+
+    async def _pull(self, session: aiohttp.ClientSession, train: m.Train) -> None:
+        """Pull the batch by all ranks, a contiguous part each."""
+        ranks, count = self.load.ranks, len(train.samples)
+        if not ranks:
+            return
+        url = f"{self.url}/v1/batches/{train.step}/shard?incarnation={train.incarnation}"
+
+        async def shard(rank: int) -> int:
+            selection = encode_selection(range(count * rank // ranks, count * (rank + 1) // ranks), count)
+            async with session.post(url, data=selection) as response:
+                response.raise_for_status()
+                return len(zstandard.ZstdDecompressor().decompress(await response.read()))
+
+        self.say("shards begin")
+        await asyncio.gather(*(shard(rank) for rank in range(ranks)))
+        self.say("shards end", samples=count)
+
+
+class Agent:
+    """An agent whose engine answers at once, or when the pace allows it."""
+
+    def __init__(self, peers: Peers, number: int) -> None:
+        self._peers, self._number, self._version = peers, number, -1
+        self._done: list[m.Completion] = []
+        first = m.RegisterEngine(f"engine-{number}", "main", 256, 1 << 16, -1, -1, [])
+        self._link = peers.link("agent", m.ToAgent, first)
+
+    async def run(self) -> None:
+        """Answer requests and weight updates."""
+        async for message in self._link.messages():
+            match message:
+                case m.Generate() if self._peers.load.rate:
+                    self._peers.due.append((self, message))
+                case m.Generate():
+                    self.finish(message)
+                case m.PrepareWeights():
+                    self._version = message.version
+                    self._peers.has_weights(self._number)
+                    self._link.send(
+                        m.WeightAck(message.update, message.lineage, message.version, message.group, -1.0, -1.0, 0.1)
+                    )
+
+    def finish(self, request: m.Generate) -> None:
+        """Answer a request, together with others that end within two milliseconds."""
+        self._done.append(self._peers.completion(request, self._version))
+        if len(self._done) == 1:
+            asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
+        elif len(self._done) == FRAME_COMPLETIONS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._done:
+            self._link.send(m.Completions(self._done))
+            self._done = []
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def written_bytes(pid: int) -> int:
+    """Return what a process has written by write calls, which sockets do not use."""
+    return int(dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())["wchar"])
+
+
+def _ids(draw: random.Random, count: int) -> list[int]:
+    return [draw.randrange(150_000) for _ in range(count)]
+
+
+def main() -> None:
+    """Play the peers of the coordinator at an address."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("load", help="JSON of a Load")
+    parser.add_argument("--token", default="none")
+    parser.add_argument("--pid", type=int, required=True, help="process of the coordinator")
+    options = parser.parse_args()
+    uvloop.run(Peers(options.url, options.token, Load(**json.loads(options.load)), options.pid).run())
+
+
+def encoded(load: Load) -> str:
+    """Return the argument of a load."""
+    return json.dumps(asdict(load))
+
+
+if __name__ == "__main__":
+    main()
