@@ -63,7 +63,7 @@ def check_run(example: Path, changes: list[str], tmp_path: Path) -> None:
     assert status["state"] == "Succeeded" and status["progress"]["step"] == 4
     with contextlib.closing(sqlite3.connect(tmp_path / "run" / "ledger.sqlite")) as ledger:
         ends = dict(ledger.execute("SELECT state, COUNT(*) FROM samples GROUP BY state"))
-        parts = {name for (text,) in ledger.execute("SELECT metrics FROM samples") if text for name in json.loads(text)}
+        parts = {name for (text,) in ledger.execute("SELECT metrics FROM scores") for name in json.loads(text)}
     assert ends["trained"] == 4 * 4 * 8 and "failed" not in ends
     assert parts >= {f"reward/{name}" for name in added_rewards(example)}
     assert all(result["problems"] == 8 for result in status["evaluations"]) and status["evaluations"]

@@ -287,7 +287,9 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "an advantage was changed": (REWARDS, sql(f"UPDATE samples SET advantage = advantage * 1.01 WHERE id = {TRAINED}")),
     "an advantage was forgotten": (REWARDS, sql(f"UPDATE samples SET advantage = NULL WHERE id = {TRAINED}")),
     "a filtered sample has an advantage": (REWARDS, sql(f"UPDATE samples SET advantage = 1 WHERE id = {FILTERED}")),
-    "a text is missing": (REWARDS, sql(f"UPDATE samples SET text = NULL WHERE id = {TRAINED}")),
+    "a text is missing": (REWARDS, sql(f"DELETE FROM scores WHERE sample = {TRAINED}")),
+    "a score of no sample": (REFERENCES, sql(f"UPDATE scores SET sample = 'g777.0' WHERE sample = {FILTERED}")),
+    "metrics are not JSON": (DATABASE, sql(f"UPDATE scores SET metrics = '[' WHERE sample = {TRAINED}")),
     "a publication's digest was changed": (
         SERVED, sql("UPDATE publications SET digest = 'ffff' WHERE step = 4"),
     ),
@@ -573,8 +575,8 @@ def test_a_missing_run_and_a_run_of_another_version_are_rejected_with_a_message(
     (run / "job.json").write_bytes((finished_run / "job.json").read_bytes()[:100])
     with pytest.raises(NoRunError, match=r"job.json is damaged: it is not valid JSON; restore it$"):
         audit(run)
-    alter(run, "PRAGMA user_version=7")
-    with pytest.raises(NoRunError, match=r"another version of rljob \(ledger 7, this one reads 6\)"):
+    alter(run, "PRAGMA user_version=8")
+    with pytest.raises(NoRunError, match=r"another version of rljob \(ledger 8, this one reads 7\)"):
         audit(run)
 
 

@@ -23,6 +23,7 @@ DELETED = object()
 TABLES = {
     "groups": ("id",),
     "samples": ("id",),
+    "scores": ("sample",),
     "completions": ("sample", "turn", "attempt"),
     "batches": ("step",),
     "applied": ("step", "incarnation"),
@@ -54,8 +55,8 @@ IMMATERIAL: dict[tuple[str, str], tuple[str, Callable[[Row, Any], bool]]] = {
         always,
     ),
     ("samples", "reason"): ("text for users", lambda row, new: row["reason"] != "" and new != ""),
-    ("samples", "text"): ("text for users", lambda row, new: new is not None),
-    ("samples", "metrics"): ("metrics for users", lambda row, new: new is not None),
+    ("scores", "text"): ("text for users", always),
+    ("scores", "metrics"): ("metrics for users", always),
     ("samples", "state"): ("another end of a rejected sample", lambda row, new: rejected(row, new)),
     ("samples", "reward"): ("the reward of a rejected sample is not used", rejected),
     ("samples", "attempt"): ("there is no completion", lambda row, new: row["completions"] == 0),

@@ -56,7 +56,7 @@ def test_samples_piped_are_lines_with_tabs_without_colours_or_cuts(rljob: Comman
 def test_samples_show_the_start_of_the_text_on_one_line(rljob: Command, finished_run: Path, tmp_path: Path) -> None:
     run = copy(finished_run, tmp_path / "run")
     text = "a\tb\nc\\ " + "long " * 40
-    alter(run, f"UPDATE samples SET text = '{text}' WHERE step = 5")
+    alter(run, f"UPDATE scores SET text = '{text}' WHERE sample IN (SELECT id FROM samples WHERE step = 5)")
     _, out, _ = rljob("samples", run, "--limit", 1)
     assert out.splitlines()[1].split("\t")[-1] == text[:80].replace("\\", "\\\\").replace("\t", "\\t").replace(
         "\n", "\\n"
@@ -68,9 +68,7 @@ def test_failed_samples_are_listed_with_their_reason_also_those_that_had_an_answ
 ) -> None:
     run = copy(finished_run, tmp_path / "run")
     own, other = "reward mine raised ValueError: " + "no " * 100, "sample g2.0 of the group failed: reward mine raised"
-    alter(
-        run, "UPDATE samples SET state = 'failed', text = 'an answer', reason = '" + other + "' WHERE group_id = 'g2'"
-    )
+    alter(run, "UPDATE samples SET state = 'failed', reason = '" + other + "' WHERE group_id = 'g2'")
     alter(run, f"UPDATE samples SET reason = '{own}' WHERE id = 'g2.0'")
     _, out, _ = rljob("samples", run, "--state", "failed", "--group", "g2")
     texts = [line.split("\t")[-1] for line in out.splitlines()[1:]]
@@ -108,7 +106,7 @@ def test_samples_on_80_columns_keep_end_and_start_of_the_text(
 ) -> None:
     monkeypatch.setattr(ledger, "Terminal", lambda: terminal(80))
     run = copy(finished_run, tmp_path / "run")
-    alter(run, "UPDATE samples SET text = 'the answer is forty-two, since six times seven'")
+    alter(run, "UPDATE scores SET text = 'the answer is forty-two, since six times seven'")
     _, out, _ = rljob("samples", run, "--limit", 3)
     head, *lines = Text.from_ansi(out).plain.splitlines()
     assert {"sample", "reward", "finish", "text"} <= set(head.split()) < set(COLUMNS)
@@ -239,10 +237,10 @@ def test_a_ledger_of_another_version_or_a_run_that_has_not_started_exits_2(
     rljob: Command, finished_run: Path, tmp_path: Path
 ) -> None:
     run = copy(finished_run, tmp_path / "run")
-    alter(run, "PRAGMA user_version=7")
+    alter(run, "PRAGMA user_version=8")
     for command in (("samples", run), ("audit", run), ("show", run, "g0.0")):
         code, out, err = rljob(*command)
-        assert (code, out) == (2, "") and "another version of rljob (ledger 7, this one reads 6)" in err
+        assert (code, out) == (2, "") and "another version of rljob (ledger 8, this one reads 7)" in err
     (run / "ledger.sqlite").unlink()
     for command in (("samples", run), ("audit", run), ("show", run, "g0.0")):
         code, out, err = rljob(*command)

@@ -13,7 +13,7 @@ import pytest
 
 from rljob.ledger.reader import LedgerReader
 from rljob.ledger.segments import MEMORY_SEGMENT_RECORDS, Location, PayloadError, Segments
-from rljob.ledger.store import SCHEMA, StorageInUseError, Store
+from rljob.ledger.store import SCHEMA, StorageInUseError, Store, TransitionError
 
 
 async def test_effects_happen_after_the_commit_of_what_was_queued_before_them(tmp_path: Path) -> None:
@@ -40,6 +40,19 @@ async def test_a_commit_that_fails_ends_the_store_and_nothing_after_it_happens(t
     with pytest.raises(sqlite3.IntegrityError):
         await committing
     assert happened == []
+    store.close()
+
+
+async def test_a_statement_of_many_rows_fails_unless_each_changes_one(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    committing = asyncio.create_task(store.run())
+    store.execute_many("INSERT INTO meta VALUES (?,?)", [("a", "1"), ("b", "1")])
+    store.execute_many("UPDATE meta SET value = ? WHERE key = ?", [], all_change=True)
+    await store.drain()
+    store.execute_many("UPDATE meta SET value = ? WHERE key = ?", [("2", "a"), ("2", "none")], all_change=True)
+    with pytest.raises(TransitionError, match="changed 1 rows instead of 2"):
+        await committing
+    assert dict(store.query("SELECT key, value FROM meta")) == {"a": "1", "b": "1"}
     store.close()
 
 

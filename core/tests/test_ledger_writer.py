@@ -45,7 +45,7 @@ def test_a_sample_moves_forward_or_the_commit_fails(tmp_path: Path, before: Stat
             ledger.close()
             return  # no write returns a sample to its first state
         case _:
-            ledger.end_sample("g0.0", after, "reason")
+            ledger.end_samples(["g0.0"], after, "reason")
     allowed = before in PREDECESSORS[after]
     try:
         ledger._commit(ledger._statements, [])
@@ -67,7 +67,7 @@ def test_states_that_ended_have_no_successor() -> None:
 async def test_a_write_to_a_sample_that_does_not_exist_ends_the_ledger(tmp_path: Path) -> None:
     ledger = LedgerWriter(tmp_path)
     committing = asyncio.create_task(ledger.run())
-    ledger.end_sample("g7.0", State.FAILED, "reason")
+    ledger.end_samples(["g7.0"], State.FAILED, "reason")
     with pytest.raises(TransitionError, match="changed 0 rows"):
         await committing
     ledger.close()
@@ -80,7 +80,7 @@ async def test_open_groups_are_read_back_with_their_samples_and_completions(ledg
     ledger.record_dispatch("g0.1", 4)
     ledger.record_completion(record, "engine-0", 3, 3, 3)
     ledger.record_score("g1.0", Kind.TRAIN, 0.5, [0.5], {"length": 1.0}, "text")
-    ledger.end_sample("g1.0", State.FILTERED, "equal rewards")
+    ledger.end_samples(["g1.0"], State.FILTERED, "equal rewards")
     await ledger.drain()
     (group,) = queries.open_groups(ledger)
     first, second = group.samples
@@ -101,7 +101,7 @@ async def test_the_counters_of_the_mixture_are_those_of_the_last_step_and_of_the
     for number, restarts in ((1, 0), (2, 0), (3, 1)):
         ledger.admit_group(f"g{number}", Kind.TRAIN, number, "sums", number, 1, [f"g{number}.0"], restarts)
     ledger.admit_group("g4", Kind.TRAIN, 4, "new", 0, 1, ["g4.0"], 0)
-    ledger.end_sample("g1.0", State.FILTERED, "the group's rewards are all equal")
+    ledger.end_samples(["g1.0"], State.FILTERED, "the group's rewards are all equal")
     await ledger.drain()
     assert queries.mixture(ledger, 1) == {
         "sums": queries.MixtureRecord(4, -0.5, 0.25, 2.5, 1.0, 8.0),

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from rljob.api.job_status import MOST_WARNINGS
@@ -392,9 +393,10 @@ class Run:
 
     def end_samples(self, ended: list[Ended]) -> None:
         """Record samples that the scheduler ended, and stop the work on them."""
-        for entry in ended:
-            self.ledger.end_sample(entry.sample.id, State(entry.end), entry.reason)
-            self.ends[entry.end] += 1
+        for (end, reason), entries in groupby(ended, key=lambda entry: (entry.end, entry.reason)):
+            samples = [entry.sample.id for entry in entries]
+            self.ledger.end_samples(samples, State(end), reason)
+            self.ends[end] += len(samples)
         self.trajectories.drop(entry.sample.id for entry in ended)
 
     def counts(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class SampleOutcomes:
         log.warning("sample %s failed: %s", sample.id, escape_line(reason))
         run.trajectories.drop([sample.id])
         if trajectory.kind is Kind.EVALUATION:
-            run.ledger.end_sample(sample.id, State.FAILED, reason)
+            run.ledger.end_samples([sample.id], State.FAILED, reason)
             run.evaluations.take(sample, None, reason)
         else:
             run.last_failure = reason

@@ -33,7 +33,7 @@ MAX_LINES = 20
 STORAGE_CLASSES = {"INTEGER": "('integer')", "REAL": "('real', 'integer')", "TEXT": "('text')"}
 """Declared type → SQLite storage classes that a value may have."""
 JSON_COLUMNS = (
-    ("samples", "id", "metrics"),
+    ("scores", "sample", "metrics"),
     ("samples", "id", "turn_rewards"),
     ("applied", "step", "metrics"),
     ("batches", "step", "samples"),

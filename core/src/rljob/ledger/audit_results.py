@@ -56,8 +56,8 @@ RESULTS = (
                 "its reward is missing or not finite",
             ),
             AuditRule(
-                "SELECT 'sample ' || id FROM samples WHERE (reward IS NULL) != (text IS NULL)"
-                " OR (reward IS NULL) != (metrics IS NULL) OR (reward IS NULL) != (turn_rewards IS NULL)"
+                "SELECT 'sample ' || id FROM samples WHERE (reward IS NULL) != (turn_rewards IS NULL)"
+                " OR (reward IS NOT NULL) != EXISTS (SELECT 1 FROM scores WHERE sample = id)"
                 " OR (state = 'admitted' AND reward IS NOT NULL)",
                 "reward, turn rewards, metrics and text were not written together",
             ),

@@ -71,6 +71,11 @@ ACCOUNTS = (
                 "its sample does not exist",
             ),
             AuditRule(
+                "SELECT 'score of ' || sample FROM scores"
+                " WHERE NOT EXISTS (SELECT 1 FROM samples s WHERE s.id = sample)",
+                "its sample does not exist",
+            ),
+            AuditRule(
                 "SELECT 'sample ' || sample FROM listed WHERE NOT EXISTS (SELECT 1 FROM samples s WHERE s.id = sample)",
                 "a batch lists it, but it does not exist",
             ),

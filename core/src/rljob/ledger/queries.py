@@ -220,6 +220,20 @@ def completions(store: Store, sample: str, first_attempt: int) -> list[PayloadRe
     return [decode_record(store.segments.read(Location(*row))) for row in rows]
 
 
+def locations_of_batch(store: Store, step: int) -> dict[str, list[Location]]:
+    """Return the locations of the payload records that count of each sample of a batch, in the order of the records."""
+    # CROSS JOIN makes SQLite read samples first, by index.
+    rows = store.query(
+        "SELECT c.sample, c.segment, c.position, c.length FROM samples s CROSS JOIN completions c"
+        " ON c.sample = s.id AND c.attempt >= s.attempt WHERE s.step = ? ORDER BY c.sample, c.turn, c.attempt",
+        step,
+    )
+    found: dict[str, list[Location]] = {}
+    for sample, *location in rows:
+        found.setdefault(sample, []).append(Location(*location))
+    return found
+
+
 def first_needed_segment(query: Query, oldest_step: int) -> int | None:
     """Return the first payload segment that is needed by an open sample or by a replay from checkpoint ``oldest_step``;
     None if no segment is needed."""

@@ -166,7 +166,8 @@ class SampleRow(msgspec.Struct):
 COLUMNS = (
     's.id, s.group_id AS "group", s.member, g.kind, g.task, g.row, s.state, s.reason, s.step, s.reward, s.advantage,'
     " s.prompt_tokens, s.response_tokens, s.total_tokens, s.min_version, s.max_version,"
-    " s.step - s.min_version AS staleness, s.finish, s.text"
+    " s.step - s.min_version AS staleness, s.finish,"
+    " (SELECT text FROM scores WHERE sample = s.id) AS text"
 )
 
 

@@ -78,7 +78,8 @@ def show(ledger: LedgerReader, name: str) -> SampleDetail:
     if not found:
         raise NoRunError(unknown_sample(ledger, name))
     sample = SampleRow(*found[0])
-    [(attempt, metrics, turn_rewards)] = ledger.rows(f"SELECT s.attempt, s.metrics, s.turn_rewards {where}", name)
+    [(attempt, turn_rewards)] = ledger.rows(f"SELECT s.attempt, s.turn_rewards {where}", name)
+    metrics = ledger.rows("SELECT metrics FROM scores WHERE sample = ?", name)
     siblings = ledger.rows(
         "SELECT id, state, reward, advantage FROM samples WHERE group_id = ? AND id != ? ORDER BY member",
         sample.group,
@@ -90,7 +91,7 @@ def show(ledger: LedgerReader, name: str) -> SampleDetail:
         for turn, reward in zip(turns, json.loads(turn_rewards), strict=False):  # not strict: the ledger may be damaged
             turn.reward = reward
     others = [Sibling(*row) for row in siblings]
-    return SampleDetail(sample, attempt, json.loads(metrics) if metrics else {}, others, turns, notes)
+    return SampleDetail(sample, attempt, json.loads(metrics[0][0]) if metrics else {}, others, turns, notes)
 
 
 def _turns(ledger: LedgerReader, sample: SampleRow, first_attempt: int, notes: list[str]) -> list[TurnDetail]:

@@ -18,8 +18,6 @@ CREATE TABLE IF NOT EXISTS samples (
     reason TEXT NOT NULL DEFAULT '',
     reward REAL,
     turn_rewards TEXT,                      -- JSON list, one number for each turn; the sum is the reward, except for rounding
-    metrics TEXT,                           -- JSON
-    text TEXT,                              -- of the last turn
     prompt_tokens INTEGER,                  -- of the first turn
     response_tokens INTEGER,                -- written by the model, over all turns
     total_tokens INTEGER,                   -- of the sequence: prompt, model and observations
@@ -30,6 +28,11 @@ CREATE TABLE IF NOT EXISTS samples (
     step INTEGER,                           -- of its batch
     advantage REAL                          -- used by the trainer; NULL: not reported
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS scores (         -- of each sample with a reward: what later changes of the sample must not copy
+    sample TEXT PRIMARY KEY REFERENCES samples(id),
+    metrics TEXT NOT NULL,                  -- JSON
+    text TEXT NOT NULL                      -- of the last turn
+);
 CREATE INDEX IF NOT EXISTS samples_by_group ON samples (group_id);
 CREATE INDEX IF NOT EXISTS samples_open ON samples (state) WHERE state IN ('admitted', 'scored', 'batched');
 CREATE INDEX IF NOT EXISTS samples_by_step ON samples (step) WHERE step IS NOT NULL;

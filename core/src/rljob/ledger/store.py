@@ -35,7 +35,7 @@ LOCK = "ledger.lock"
 CHECKPOINT_COMMITS = 512
 
 SCHEMA = files(__package__).joinpath("schema.sql").read_text()
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Version of schema.sql; stored in the ledger as user_version."""
 
 Effect = Callable[[], None]
@@ -43,11 +43,13 @@ _Row = Sequence[Any]
 
 
 class _Statement(NamedTuple):
-    """A queued statement. ``rows``: number of rows that it must change; None: any number."""
+    """A queued statement. ``rows``: number of rows that it must change; None: any number. ``many``: the statement is
+    executed for each of ``values``."""
 
     sql: str
     values: _Row
     rows: int | None = None
+    many: bool = False
 
 
 class StorageInUseError(Exception):
@@ -117,6 +119,13 @@ class Store:
         self._statements.append(_Statement(statement, row, rows=1))
         self._wake.set()
 
+    def execute_many(self, statement: str, rows: Sequence[_Row], all_change: bool = False) -> None:
+        """Queue a statement for each of ``rows``. ``all_change``: each must change exactly one row, as in
+        :meth:`execute_one`."""
+        if rows:
+            self._statements.append(_Statement(statement, rows, len(rows) if all_change else None, many=True))
+            self._wake.set()
+
     def record(self, payload: bytes, statement: Callable[[Location], tuple[str, _Row]]) -> None:
         """Queue a payload record and the statement that stores its location."""
         self._payloads.append((payload, statement))
@@ -180,10 +189,10 @@ class Store:
         self.segments.sync()
         self.db.execute("BEGIN IMMEDIATE")
         try:
-            for sql, values, expected in [*statements, *rows]:
-                changed = self.db.execute(sql, values).rowcount
+            for sql, values, expected, many in [*statements, *rows]:
+                changed = (self.db.executemany if many else self.db.execute)(sql, values).rowcount
                 if expected is not None and changed != expected:
-                    raise TransitionError(f"{sql} changed {changed} rows instead of {expected}, for {values}")
+                    raise TransitionError(f"{sql} changed {changed} rows instead of {expected}, for {values[:4]}")
             self.db.execute("COMMIT")
         except (sqlite3.Error, TransitionError):
             self.db.execute("ROLLBACK")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from rljob.api.job_status import EvaluationResult
@@ -66,8 +67,8 @@ class LedgerWriter(Store):
             restarts: number of earlier groups of the same prompt; 0 in an evaluation.
         """
         self.execute("INSERT INTO groups VALUES (?,?,?,?,?,?,?)", group, kind, seq, task, row, version, restarts)
-        for member, sample in enumerate(samples):
-            self.execute("INSERT INTO samples (id, group_id, member) VALUES (?,?,?)", sample, group, member)
+        rows = [(sample, group, member) for member, sample in enumerate(samples)]
+        self.execute_many("INSERT INTO samples (id, group_id, member) VALUES (?,?,?)", rows)
 
     def record_dispatch(self, sample: str, version: int) -> None:
         """Record that an engine serving ``version`` holds the open request of the sample."""
@@ -137,36 +138,23 @@ class LedgerWriter(Store):
             text: the last response.
         """
         state = State.SCORED if kind is Kind.TRAIN else State.EVALUATED
-        columns = {
-            "reward": reward,
-            "turn_rewards": json.dumps(list(turn_rewards)),
-            "metrics": json.dumps(metrics),
-            "text": text,
-        }
-        self._move(sample, state, columns)
+        self.execute_one(_transition(state, "reward", "turn_rewards"), reward, json.dumps(list(turn_rewards)), sample)
+        self.execute("INSERT INTO scores VALUES (?,?,?)", sample, json.dumps(metrics), text)
 
-    def end_sample(self, sample: str, end: State, reason: str) -> None:
-        """End a sample with any end except ``evaluated``."""
-        self._move(sample, end, {"reason": reason})
-
-    def _move(self, sample: str, state: State, columns: Mapping[str, object]) -> None:
-        """Set the state of a sample; the commit fails unless the transition from its current state is allowed."""
-        assignments = "".join(f", {column} = ?" for column in columns)
-        self.execute_one(
-            f"UPDATE samples SET state = ?{assignments} WHERE id = ? AND state IN ({quoted(PREDECESSORS[state])})",
-            state, *columns.values(), sample,
-        )  # fmt: skip
+    def end_samples(self, samples: Collection[str], end: State, reason: str) -> None:
+        """End samples with any end except ``evaluated``."""
+        self.execute_many(_transition(end, "reason"), [(reason, sample) for sample in samples], all_change=True)
 
     # --- batches ---
 
     def record_batch(self, step: int, samples: Collection[str]) -> None:
         """Record the batch of ``step``: its samples, in the order in which the trainer receives them."""
         self.execute("INSERT INTO batches VALUES (?,?,?)", step, json.dumps(list(samples)), now())
-        for sample in samples:
-            self._move(sample, State.BATCHED, {"step": step})
+        rows = [(step, sample) for sample in samples]
+        self.execute_many(_transition(State.BATCHED, "step"), rows, all_change=True)
 
     def record_applied(self, step: int, incarnation: int, metrics: Mapping[str, float]) -> None:
-        """Record that a trainer applied a batch, and its metrics. :meth:`end_sample` ends the samples."""
+        """Record that a trainer applied a batch, and its metrics. :meth:`end_samples` ends the samples."""
         self.execute("INSERT OR REPLACE INTO applied VALUES (?,?,?,?)", step, incarnation, json.dumps(metrics), now())
 
     def record_step_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -193,8 +181,8 @@ class LedgerWriter(Store):
         """
         if not advantages:
             return
-        for sample, advantage in zip(samples_of_batch(self, step), array("f", advantages), strict=True):
-            self.execute("UPDATE samples SET advantage = ? WHERE id = ?", advantage, sample)
+        rows = zip(array("f", advantages), samples_of_batch(self, step), strict=True)
+        self.execute_many("UPDATE samples SET advantage = ? WHERE id = ?", list(rows))
 
     # --- the trainer and its publications ---
 
@@ -243,3 +231,13 @@ class LedgerWriter(Store):
             "INSERT OR IGNORE INTO evaluations VALUES (?,?,?,?,?,?,?)",
             result.version, result.task, result.problems, result.failed, result.mean_reward, result.accuracy, now(),
         )  # fmt: skip
+
+
+@cache
+def _transition(state: State, *columns: str) -> str:
+    """Return the statement that sets the state of a sample and ``columns``; its values are those of the columns and the
+    sample. It changes no row unless the transition from the current state is allowed."""
+    assignments = "".join(f", {column} = ?" for column in columns)
+    return (
+        f"UPDATE samples SET state = '{state}'{assignments} WHERE id = ? AND state IN ({quoted(PREDECESSORS[state])})"
+    )
