@@ -23,7 +23,7 @@ from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
 from rljob.coordinator import message_router
 from rljob.coordinator import run as run_module
-from rljob.coordinator.batches import shard
+from rljob.coordinator.batches import BatchShards
 from rljob.coordinator.connection import SocketConnection
 from rljob.coordinator.message_router import MessageRouter
 from rljob.coordinator.recovery import recover
@@ -372,7 +372,9 @@ class Trainer(Component):
             case m.Train(step=step):
                 if step == self.step_:
                     n = len(command.samples)
-                    data = zstandard.decompress(shard(self.world.store, step, encode_selection(range(n), n)))
+                    data = zstandard.decompress(
+                        BatchShards(self.world.store).shard(step, encode_selection(range(n), n))
+                    )
                     self.batches.append((step, data))
                     self.check(command, data)
                     self.state = hashlib.sha256(self.state.encode() + data + self.drift.encode()).hexdigest()

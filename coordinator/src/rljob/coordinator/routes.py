@@ -12,7 +12,7 @@ from fastapi import FastAPI, Header, HTTPException, Query, Request, Response, We
 from fastapi import Path as PathParameter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from rljob.coordinator.batches import shard
+from rljob.coordinator.batches import BatchShards
 from rljob.coordinator.connection import SocketConnection
 from rljob.coordinator.ledger_api import MAX_NUMBER
 from rljob.coordinator.message_router import DECODERS, MessageRouter
@@ -29,6 +29,7 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
     """Return the application. ``tokens``: role → token."""
     app = FastAPI(title="rljob coordinator", docs_url=None, redoc_url=None, openapi_url=None)
     router = MessageRouter(run)
+    shards = BatchShards(run.ledger)
     REGISTRY.register(RunCollector(run))
 
     def allowed(role: str, authorization: str) -> bool:
@@ -56,7 +57,7 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
         if incarnation != run.trainer.session.incarnation:
             raise HTTPException(409, f"incarnation {incarnation} was superseded by {run.trainer.session.incarnation}")
         try:
-            body = await asyncio.to_thread(shard, run.ledger, step, await request.body())
+            body = await asyncio.to_thread(shards.shard, step, await request.body())
         except LookupError as error:
             raise HTTPException(404, str(error)) from None
         except SelectionError as error:
