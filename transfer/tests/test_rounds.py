@@ -7,10 +7,11 @@ import blake3
 import pytest
 import torch
 
+from rljob.transfer.bucket_buffers import BucketBuffers
 from rljob.transfer.packed_weights import pack
 from rljob.transfer.receiver import WeightReceiver
-from rljob.transfer.rendezvous import RendezvousListener
-from rljob.transfer.rounds import send_round
+from rljob.transfer.rendezvous import SENDER_RANK, RendezvousListener
+from rljob.transfer.rounds import KEPT_BUCKETS, receive_round, send_round
 from rljob.transfer.weight_group import WeightGroup
 
 torch.set_num_threads(1)
@@ -187,6 +188,49 @@ def test_no_worker_uses_an_update_of_which_another_one_received_other_bytes(star
     errors = [str(error) for error in receiving.wait()]
     assert f"but {weights.digest()} were sent" in errors.pop(spoiled - 1)
     assert errors == [f"the worker of rank {spoiled} received other bytes than were sent"]
+
+
+def test_an_engine_may_hold_the_tensors_it_loads_for_longer_than_their_bucket(group):
+    """vLLM holds the tensors of a layer until it has all of them, across buckets."""
+    sender, engine = group(1000)
+    held = {}
+    for scale in (1.0, 2.0, 3.0):
+        weights = pack([(f"t{i}", torch.full((300,), scale * i)) for i in range(20)], 1000)
+        load = held.setdefault(scale, {}).update
+        thread = threading.Thread(target=engine.receiver.receive, args=(weights.parameters, load, 60.0))
+        thread.start()
+        send_round(sender, weights, time.monotonic() + 60)
+        thread.join()
+    for scale, loaded in held.items():
+        assert all(loaded[f"t{i}"].equal(torch.full((300,), scale * i)) for i in range(20))
+
+
+class Playback:
+    """A worker's end of a group that receives ``weights`` from no sender: gloo's threads hold a tensor a little longer
+    than its broadcast takes."""
+
+    rank, size, device = 1, 2, "cpu"
+
+    def __init__(self, weights):
+        self._messages = [*weights.buckets, torch.frombuffer(bytearray.fromhex(weights.digest()), dtype=torch.uint8)]
+
+    def broadcast(self, tensor, root, deadline):
+        if root == SENDER_RANK:
+            tensor.copy_(self._messages.pop(0))
+
+
+def test_a_receiver_uses_the_memory_of_few_buckets_for_all_updates():
+    buffers, places, parts = BucketBuffers(KEPT_BUCKETS), [], []
+
+    def load(pairs):
+        places.extend(tensor.data_ptr() for _, tensor in pairs)
+        parts[:] = [tensor for _, tensor in pairs]  # held until the next bucket is loaded, as by vLLM
+
+    weights = pack([(f"t{i}", torch.full((300,), float(i))) for i in range(20)], 1000)
+    for _ in range(3):
+        receive_round(Playback(weights), weights.parameters, 1000, load, time.monotonic() + 60, buffers)
+    assert len(places) == 60
+    assert len(set(places)) <= KEPT_BUCKETS
 
 
 @pytest.mark.parametrize("failing", [1, 2])

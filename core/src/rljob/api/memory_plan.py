@@ -96,7 +96,8 @@ class MemoryPlan:
     of a checkpoint.
 
     What continues in the background counts in the phases beside which it runs: the copy of the weights of one update
-    until every engine has received it, and the copy of one checkpoint until it is written.
+    until every engine has received it, and the copy of one checkpoint until it is written. On the host the memory of
+    the copy of the weights is kept for the next one.
     """
 
     load: Peak

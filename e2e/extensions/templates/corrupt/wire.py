@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from rljob.protocol.messages import ParameterMeta
 from rljob.transfer import receiver
 from rljob.transfer.membership import Member
-from rljob.transfer.rounds import LoadWeights, receive_round
+from rljob.transfer.rounds import receive_round
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +53,10 @@ class _CorruptMember:
             log.warning(MESSAGE)
 
 
-def _receive_round(
-    group: Member, parameters: Sequence[ParameterMeta], bucket_bytes: int, load: LoadWeights, deadline: float
-) -> str:
+def _receive_round(group: Member, *arguments: Any) -> str:
     global _rounds
     _rounds += 1
-    member = _CorruptMember(group) if _rounds == 2 else group
-    return receive_round(member, parameters, bucket_bytes, load, deadline)
+    return receive_round(_CorruptMember(group) if _rounds == 2 else group, *arguments)
 
 
 receiver.receive_round = _receive_round

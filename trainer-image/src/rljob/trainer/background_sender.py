@@ -1,8 +1,8 @@
 """Sends weights to engines while training continues: a copy of the weights and one thread per engine.
 
 The threads use a copy, so the next step may start while a slow engine still receives; memory holds one copy for each
-update in progress. The death of an engine delays its own thread, never a step: a cancelled send is answered at once,
-and its thread ends by the timeout without being joined.
+update in progress, and keeps the buffers of one. The death of an engine delays its own thread, never a step: a
+cancelled send is answered at once, and its thread ends by the timeout without being joined.
 """
 
 from __future__ import annotations

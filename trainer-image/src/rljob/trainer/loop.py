@@ -65,6 +65,7 @@ from rljob.trainer.step import apply_batch, plan_step
 from rljob.trainer.step_checks import StepChecks
 from rljob.trainer.weight_probe import TOKENS, probe
 from rljob.trainer.weight_sender import WeightSender
+from rljob.transfer.bucket_buffers import BucketBuffers
 from rljob.transfer.packed_weights import pack
 
 log = logging.getLogger(__name__)
@@ -239,6 +240,7 @@ class TrainerLoop:
         settings = self._job.spec.weight_sync
         transport = settings.transport
         self._wire_device = self._world.device if transport == "nccl" else torch.device("cpu")
+        self._wire_buffers = BucketBuffers() if self._wire_device.type == "cpu" else None
         sender = WeightSender(self._environment.host, settings.timeout_seconds, transport)
         return BackgroundSender(sender, transport, self._post)
 
@@ -323,7 +325,8 @@ class TrainerLoop:
             for _ in tensors:  # all ranks gather each tensor
                 pass
             return
-        weights = pack(tensors, spec.weight_sync.bucket_bytes, self._backend.dtype, self._wire_device)
+        bucket_bytes, dtype = spec.weight_sync.bucket_bytes, self._backend.dtype
+        weights = pack(tensors, bucket_bytes, dtype, self._wire_device, self._wire_buffers)
         self._publisher.publish(command, weights, known)
 
     def _checkpoint(self, command: Checkpoint) -> None:

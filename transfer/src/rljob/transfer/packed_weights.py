@@ -15,6 +15,7 @@ import torch
 from rljob.api.memory_plan import DTYPE_BYTES
 from rljob.protocol.messages import ParameterMeta
 from rljob.protocol.weights import parameter_bytes
+from rljob.transfer.bucket_buffers import BucketBuffers
 from rljob.transfer.checksum import Checksum
 
 NamedTensors: TypeAlias = Iterable[tuple[str, torch.Tensor]]
@@ -58,6 +59,7 @@ def pack(
     bucket_bytes: int,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
+    buffers: BucketBuffers | None = None,
 ) -> PackedWeights:
     """Copy tensors into buckets. Beside the copy, memory holds the tensors of one bucket at a time.
 
@@ -66,6 +68,8 @@ def pack(
         bucket_bytes: see :func:`rljob.protocol.weights.plan_buckets`.
         dtype: on the wire; None: that of each tensor.
         device: of the buckets.
+        buffers: of the copy before, if they are on the host. They are reused if nothing sends it any more; those of one
+            copy are kept.
 
     Raises:
         ValueError: the wire format does not support the type of a tensor.
@@ -74,16 +78,24 @@ def pack(
     buckets: list[torch.Tensor] = []
     pieces: list[torch.Tensor] = []
     filled = 0
+
+    def close_bucket() -> None:
+        nonlocal pieces, filled
+        out = None if buffers is None else buffers.take(filled)
+        buckets.append(torch.cat(pieces) if out is None else torch.cat(pieces, out=out))
+        pieces, filled = [], 0
+
     for name, tensor in named_tensors:
         piece = tensor.detach().to(device, dtype or tensor.dtype)
         parameters.append(describe(name, piece))
         pieces.append(piece.contiguous().view(-1).view(torch.uint8))
         filled += pieces[-1].numel()
         if filled >= bucket_bytes:
-            buckets.append(torch.cat(pieces))
-            pieces, filled = [], 0
+            close_bucket()
     if pieces:
-        buckets.append(torch.cat(pieces))
+        close_bucket()
+    if buffers is not None:
+        buffers.keep(len(buckets))
     return PackedWeights(parameters, buckets)
 
 

@@ -10,13 +10,21 @@ import time
 from collections.abc import Sequence
 
 from rljob.protocol.messages import ParameterMeta
+from rljob.transfer.bucket_buffers import BucketBuffers
 from rljob.transfer.rendezvous import Rendezvous
-from rljob.transfer.rounds import LoadWeights, receive_round
+from rljob.transfer.rounds import KEPT_BUCKETS, LoadWeights, receive_round
 from rljob.transfer.weight_group import WeightGroup
+
+KEPT_SIZE = 2
+"""Buckets of up to this many times ``bucket_bytes`` have buffers that are kept between updates. Larger ones hold one
+large tensor, mostly the embedding."""
 
 
 class WeightReceiver:
     """Membership of one weight group at a time.
+
+    Between updates it keeps at most KEPT_BUCKETS x KEPT_SIZE x ``bucket_bytes`` of the host's memory, whatever the size
+    of the model.
 
     Args:
         device: the worker's GPU, used by nccl.
@@ -30,6 +38,7 @@ class WeightReceiver:
         self._device = device
         self._group: WeightGroup | None = None
         self._bucket_bytes = 0
+        self._buffers = BucketBuffers()
 
     def join(
         self, rendezvous: Rendezvous, rank: int, transport: str, bucket_bytes: int, timeout_seconds: float
@@ -47,7 +56,9 @@ class WeightReceiver:
             RuntimeError: the sender is absent, did not join in time, or does not know the nonce.
         """
         self.leave()
-        self._bucket_bytes = bucket_bytes
+        if self._bucket_bytes != bucket_bytes:
+            self._bucket_bytes = bucket_bytes
+            self._buffers = BucketBuffers(KEPT_BUCKETS, KEPT_SIZE * bucket_bytes)
         self._group = WeightGroup.join(rendezvous, rank, transport, timeout_seconds, self._device)
 
     def receive(self, parameters: Sequence[ParameterMeta], load: LoadWeights, timeout_seconds: float) -> None:
@@ -64,7 +75,7 @@ class WeightReceiver:
             raise RuntimeError("no weight group is joined")
         deadline = time.monotonic() + timeout_seconds
         try:
-            self.digest = receive_round(self._group, parameters, self._bucket_bytes, load, deadline)
+            self.digest = receive_round(self._group, parameters, self._bucket_bytes, load, deadline, self._buffers)
         except BaseException:  # re-raised; the group must be left after a cancellation too
             self.leave()
             raise

@@ -15,15 +15,19 @@ import torch
 
 from rljob.protocol.messages import ParameterMeta
 from rljob.protocol.weights import parameter_bytes, plan_buckets
+from rljob.transfer.bucket_buffers import BucketBuffers
 from rljob.transfer.checksum import Checksum
 from rljob.transfer.membership import Member
 from rljob.transfer.packed_weights import PackedWeights
 from rljob.transfer.rendezvous import SENDER_RANK
 
 LoadWeights: TypeAlias = Callable[[list[tuple[str, torch.Tensor]]], object]
-"""Loads some tensors into the model. They are views of a buffer that is not reused for the next bucket."""
+"""Loads some tensors into the model. They are views of a buffer that is not reused as long as a tensor refers to it."""
 AHEAD = 2
 """Buckets that may arrive while an earlier one is loaded; each takes memory."""
+KEPT_BUCKETS = AHEAD + 2
+"""Buffers that a receiver keeps: for the buckets that arrive, the one that is loaded, and one before it of which an
+engine still holds some tensors, because the others of the same layer are in the next bucket."""
 
 
 def send_round(group: Member, weights: PackedWeights, deadline: float) -> str:
@@ -43,22 +47,36 @@ def send_round(group: Member, weights: PackedWeights, deadline: float) -> str:
 
 
 def receive_round(
-    group: Member, parameters: Sequence[ParameterMeta], bucket_bytes: int, load: LoadWeights, deadline: float
+    group: Member,
+    parameters: Sequence[ParameterMeta],
+    bucket_bytes: int,
+    load: LoadWeights,
+    deadline: float,
+    buffers: BucketBuffers | None = None,
 ) -> str:
     """Receive all tensors, load them bucket by bucket and return their digest, hex.
+
+    Args:
+        group: joined.
+        parameters: in wire order.
+        bucket_bytes: the same value as at the sender.
+        load: see LoadWeights.
+        deadline: by ``time.monotonic()``.
+        buffers: those of the round before. Not used on a GPU, where torch itself keeps memory.
 
     Raises:
         RuntimeError: a member died, or the deadline (``time.monotonic()``) passed.
         ValueError: the received bytes are not those that were sent, here or at another worker. They are loaded, but
             must not be used.
     """
-    checksum = Checksum()
+    checksum, buffers = Checksum(), buffers or BucketBuffers(KEPT_BUCKETS)
     buckets = [[parameters[i] for i in bucket] for bucket in plan_buckets(parameters, bucket_bytes)]
     stream = torch.cuda.current_stream(group.device) if group.device.startswith("cuda") else None
 
     def receive(metas: list[ParameterMeta]) -> torch.Tensor:
         with nullcontext() if stream is None else torch.cuda.stream(stream):  # of load(): it orders the reuse of memory
-            packed = torch.empty(sum(map(parameter_bytes, metas)), dtype=torch.uint8, device=group.device)
+            size = sum(map(parameter_bytes, metas))
+            packed = torch.empty(size, dtype=torch.uint8, device=group.device) if stream else buffers.take(size)
             group.broadcast(packed, SENDER_RANK, deadline)
         return packed
 
@@ -69,10 +87,7 @@ def receive_round(
             packed = arriving.popleft().result()
             if i + AHEAD < len(buckets):
                 arriving.append(wire.submit(receive, buckets[i + AHEAD]))
-            pieces = packed.split(list(map(parameter_bytes, metas)))
-            for piece in pieces:
-                checksum.update(piece)  # before load(), which may change it
-            load([(meta.name, _tensor_of(raw, meta)) for meta, raw in zip(metas, pieces, strict=True)])
+            _load(packed, metas, checksum, load)
     finally:
         wire.shutdown(wait=False, cancel_futures=True)
     own = checksum.hexdigest()
@@ -84,6 +99,13 @@ def receive_round(
         if digest != sent:  # no worker commits what another one refuses
             raise ValueError(f"the worker of rank {rank} received other bytes than were sent")
     return own
+
+
+def _load(packed: torch.Tensor, metas: Sequence[ParameterMeta], checksum: Checksum, load: LoadWeights) -> None:
+    pieces = packed.split(list(map(parameter_bytes, metas)))
+    for piece in pieces:
+        checksum.update(piece)  # before load(), which may change it
+    load([(meta.name, _tensor_of(raw, meta)) for meta, raw in zip(metas, pieces, strict=True)])
 
 
 def _exchange_digests(group: Member, own: bytes, deadline: float) -> list[bytes]:

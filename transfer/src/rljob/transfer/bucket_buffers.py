@@ -1,0 +1,79 @@
+"""Memory of the host for buckets, kept from one update to the next.
+
+The kernel clears every page of fresh memory at its first use, which takes about as long as the wire needs to fill it.
+The receivers keep the buffers of the few buckets that they hold at a time, the sender those of its one copy of the
+weights.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Memory: TypeAlias = npt.NDArray[np.uint8]
+
+
+class BucketBuffers:
+    """Buffers that are lent as tensors, and lent again once no tensor refers to them. Thread-safe.
+
+    A tensor that nobody returns is never overwritten: an engine may hold views of a bucket as long as it needs. Then
+    the next bucket gets another buffer.
+
+    Args:
+        most: buffers to keep; None: all, until :meth:`keep` sets a number.
+        most_bytes: size up to which a buffer is kept; None: any.
+    """
+
+    def __init__(self, most: int | None = None, most_bytes: int | None = None) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._kept: list[_Buffer] = []
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> torch.Tensor:
+        """Return uint8 memory of ``size`` bytes with any contents: of the smallest free buffer that is large enough,
+        else of a new one."""
+        with self._lock:
+            free = sorted((buffer for buffer in self._kept if buffer.free()), key=lambda buffer: buffer.size)
+            for buffer in free:
+                if buffer.size >= size:
+                    return buffer.lend(size)
+            buffer = _Buffer(size)
+            if self._most_bytes is None or size <= self._most_bytes:
+                self._kept.append(buffer)
+            if self._most is not None and len(self._kept) > self._most:
+                self._kept.remove(free[0] if free else buffer)
+            return buffer.lend(size)
+
+    def keep(self, most: int) -> None:
+        """Keep at most ``most`` buffers from now on."""
+        with self._lock:
+            self._most = most
+            del self._kept[most:]
+
+    def kept_bytes(self) -> int:
+        """Return the bytes of all buffers that are kept, lent or not."""
+        with self._lock:
+            return sum(buffer.size for buffer in self._kept)
+
+
+class _Buffer:
+    """Some memory, of which one lease may exist: an array that the tensors on the memory keep alive."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._memory: Memory = torch.empty(size, dtype=torch.uint8).numpy()  # aligned for torch
+        self._lease: weakref.ref[Memory] | None = None
+
+    def free(self) -> bool:
+        return self._lease is None or self._lease() is None
+
+    def lend(self, size: int) -> torch.Tensor:
+        lease = self._memory[:size]
+        self._lease = weakref.ref(lease)
+        return torch.from_numpy(lease)
