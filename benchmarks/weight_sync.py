@@ -10,7 +10,8 @@ that all figures alternate on one machine:
 - ``raw``: broadcasts of the same bytes in the same buckets by torch.distributed, to the processes that only receive;
 - ``wire``: a round of rljob to these processes, with digests and receipts;
 - ``pack`` (gather, convert, copy) and ``checksum`` (alone);
-- ``update``: a weight update of the server; of it ``paused`` is from the pause to the end of the resume;
+- ``update``: a weight update of the server; of it ``paused`` is from the pause to the end of the resume. Its steps are
+  measured by the server: ``pause``, ``receive`` (with the commit), ``resume``, ``score`` (the probe, in small models);
 - ``load``: the server loads the same tensors from its own memory, without a wire.
 
 ``wire_of_raw`` is raw / wire. ``pause_of_limit`` is paused / (100 ms + raw + load). The smallest size is the
@@ -29,7 +30,7 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -45,11 +46,13 @@ from benchmarks.report import report, target
 from rljob.api.roles import EngineParallelism, Rollout
 from rljob.protocol.messages import PrepareWeights, Probe, SamplingParams
 from rljob.rollout.adapters.base import EngineClient, Launch
+from rljob.rollout.adapters.update_steps import PAUSE, RECEIVE, RESUME, SCORE
 from rljob.rollout.adapters.vllm.adapter import VllmAdapter
 from rljob.rollout.supervisor import EngineProcess
 from rljob.rollout.weight_update import WeightUpdater
 from rljob.trainer.weight_probe import probe_tokens
 from rljob.trainer.weight_sender import WeightSender
+from rljob.transfer.bucket_buffers import BucketBuffers
 from rljob.transfer.packed_weights import PackedWeights, pack
 from rljob.transfer.receiver import WeightReceiver
 
@@ -152,33 +155,6 @@ def _receive(pipe: Connection, store: str, rank: int, size: int) -> None:
         receiver.receive(parameters, lambda tensors: None, SECONDS)
 
 
-class TimedClient:
-    """An engine's client that measures each call.
-
-    Attributes:
-        seconds: of the last call, by name; ``paused`` is from the begin of the pause to the end of the resume.
-    """
-
-    def __init__(self, client: EngineClient) -> None:
-        self.seconds: dict[str, float] = {}
-        self._client = client
-        self._paused = 0.0
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        async def call(*arguments: Any) -> Any:
-            started = time.perf_counter()
-            if name == "pause":
-                self._paused = started
-            try:
-                return await getattr(self._client, name)(*arguments)
-            finally:
-                self.seconds[name] = time.perf_counter() - started
-                if name == "resume":
-                    self.seconds["paused"] = time.perf_counter() - self._paused
-
-        return call
-
-
 class Figures:
     """Seconds of each repeat, by name."""
 
@@ -240,15 +216,14 @@ async def _repeat(
     repeats: int,
     source: Path,
 ) -> None:
-    client = TimedClient(engine)
-    updater, sender = WeightUpdater(client), WeightSender(HOST, SECONDS, "gloo")
-    probe = Probe(probe_tokens(VOCABULARY), [])
+    updater, sender = WeightUpdater(engine), WeightSender(HOST, SECONDS, "gloo")
+    probe, buffers = Probe(probe_tokens(VOCABULARY), []), BucketBuffers()
     for version in range(repeats + 1):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=1e-3)
         begin = time.perf_counter()
-        weights = pack(model.named_parameters(), BUCKET_BYTES, torch.float32)
+        weights = pack(model.named_parameters(), BUCKET_BYTES, torch.float32, buffers=buffers)
         figures.add("pack", time.perf_counter() - begin)
         place = sender.open("main", fresh=False, workers=pool.parallelism.workers)
         probe.logprobs = await asyncio.to_thread(_logprobs, model, probe.token_ids) if size_of(weights) < 1e7 else []
@@ -259,9 +234,9 @@ async def _repeat(
         with figures.timed("update"):
             sent, ack = await asyncio.gather(asyncio.to_thread(sender.send, "main", weights), updater.run(update))
         assert sent == ack.digest
-        for name in ("join", "pause", "receive", "resume"):
-            figures.add(name, client.seconds.get(name, 0.0))
-        figures.add("paused", client.seconds["paused"])
+        for name in (PAUSE, RECEIVE, RESUME, SCORE):
+            figures.add(name, updater.seconds.get(name, 0.0))
+        figures.add("paused", sum(updater.seconds[name] for name in (PAUSE, RECEIVE, RESUME)))
         with figures.timed("checksum"):
             PackedWeights(weights.parameters, weights.buckets).digest()
         figures.add("raw", await asyncio.to_thread(receivers.raw, weights))
@@ -269,6 +244,7 @@ async def _repeat(
         figures.add("load", await _load(engine, source))
         sampling = SamplingParams(1.0, 4, [], version)
         await engine.generate(f"benchmark-{version}", array("i", [1, 2, 3]).tobytes(), sampling)
+        del weights  # as in the trainer: the next version uses its memory
         sys.stderr.write(
             " ".join(f"{name} {values[-1] * 1000:.1f} ms" for name, values in figures.seconds.items()) + "\n"
         )

@@ -1,5 +1,6 @@
 """All routes of a server require its key."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -70,7 +71,7 @@ async def ask_vllm(engine, path, body, monkeypatch, key=b"Bearer right"):
     sent = []
 
     async def receive():
-        return parts.pop(0)
+        return parts.pop(0) if parts else await asyncio.Event().wait()
 
     async def send(message):
         sent.append(message)
@@ -81,13 +82,10 @@ async def ask_vllm(engine, path, body, monkeypatch, key=b"Bearer right"):
     return sent[0]["status"], sent[1].get("body")
 
 
-async def test_a_pause_of_vllm_is_that_of_its_scheduler_and_needs_the_key(monkeypatch):
+async def test_rljob_s_routes_of_vllm_are_behind_the_key(monkeypatch):
     engine = VllmEngine()
-    assert (await ask_vllm(engine, "/rljob/pause", b"{}", monkeypatch, b"Bearer wrong"))[0] == 401
-    for body, calls in (
-        (b'{"mode": "keep", "clear_cache": true}', ["clear", ("pause", "keep", True)]),
-        (b'{"mode": "keep", "clear_cache": false}', [("pause", "keep", False)]),
-    ):
-        engine.calls.clear()
-        assert (await ask_vllm(engine, "/rljob/pause", body, monkeypatch))[0] == 200
-        assert engine.calls == calls
+    body = b'{"pause": {"mode": "keep", "clear_cache": true}}'
+    assert (await ask_vllm(engine, "/rljob/update", body, monkeypatch, b"Bearer wrong"))[0] == 401
+    assert engine.calls == []
+    assert (await ask_vllm(engine, "/rljob/update", body, monkeypatch))[0] == 200
+    assert engine.calls == ["clear", ("pause", "keep", True)]

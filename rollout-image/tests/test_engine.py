@@ -147,7 +147,7 @@ async def test_every_route_of_the_server_requires_its_key(run):
 
     port = next(c.laddr.port for c in run.server().net_connections() if c.status == "LISTEN")
     async with aiohttp.ClientSession() as session:
-        for path in ("/health", "/collective_rpc", "/resume", "/rljob/receive", "/inference/v1/generate"):
+        for path in ("/health", "/collective_rpc", "/resume", "/rljob/update", "/inference/v1/generate"):
             for key in ({}, {"Authorization": "Bearer wrong"}):
                 async with session.post(f"http://127.0.0.1:{port}{path}", json={}, headers=key) as response:
                     assert response.status == 401

@@ -10,7 +10,7 @@ import uvicorn
 
 from rljob.protocol.messages import PrepareWeights, Probe, SamplingParams, VersionSpan
 from rljob.rollout.adapters.base import BadRequestError, EngineGoneError
-from rljob.rollout.adapters.vllm import generation_stream, update_routes
+from rljob.rollout.adapters.vllm import generation_stream
 from rljob.rollout.adapters.vllm.generation_stream import StreamOutput
 from rljob.rollout.adapters.vllm.update_routes import UpdateRoutes
 from rljob.rollout.adapters.vllm.vllm_client import VllmClient
@@ -191,13 +191,59 @@ async def test_long_prompts_are_spread_over_frames(server, client, monkeypatch):
     assert [request.token_ids for request in server.requests] == prompts
 
 
-async def test_new_requests_do_not_share_cached_prefixes_with_older_weights(server, client, monkeypatch):
-    async def digests(engine, body):
-        return {"digests": ["d1"]}
+UPDATE = PrepareWeights(1, 2, 9, "nonce", "h", 5, 2, "gloo", 64, [], Probe([], []), "keep", 9.0)
 
-    monkeypatch.setitem(update_routes._CALLS, "/rljob/receive", digests)
+
+class Workers:
+    """vLLM's engine during an update; it receives until ``go``."""
+
+    def __init__(self):
+        self.engine_core = self.renderer = self
+        self.steps, self.go, self.receiving = [], asyncio.Event(), asyncio.Event()
+
+    async def clear_mm_cache_async(self):
+        pass
+
+    async def pause_scheduler_async(self, mode, clear_cache):
+        self.steps.append("pause")
+
+    async def call_utility_all_async(self, *call):
+        self.receiving.set()
+        await self.go.wait()
+        return [[{"digest": "d1", "error": ""}]]
+
+    async def update_weight_version(self, version):
+        self.steps.append(version)
+
+    async def resume_generation(self):
+        self.steps.append("resume")
+
+
+@pytest.fixture
+def workers(server):
+    """The engine of ``server``."""
+    workers = Workers()
+    for name in ("engine_core", "renderer", "update_weight_version", "resume_generation"):
+        setattr(server, name, getattr(workers, name))
+    return workers
+
+
+async def test_new_requests_do_not_share_cached_prefixes_with_older_weights(server, client, workers):
+    workers.go.set()
     await client.generate("1", ONE_TOKEN, SAMPLING)
-    update = PrepareWeights(1, 2, 9, "nonce", "h", 5, 2, "gloo", 64, [], Probe([], []), "keep", 9.0)
-    await client.receive(update, 2.0)
+    assert (await client.update_in_one_call(UPDATE, 2.0)).digest == "d1"
     await client.generate("2", ONE_TOKEN, SAMPLING)
+    assert workers.steps == ["pause", "2.9", "resume"]
     assert [request.cache_salt for request in server.requests] == ["default", "2.9"]
+
+
+async def test_an_update_that_the_agent_gives_up_does_not_resume(server, client, workers):
+    update = asyncio.create_task(client.update_in_one_call(UPDATE, 2.0))
+    await workers.receiving.wait()
+    update.cancel()
+    await asyncio.wait({update})
+    while server.process.server_state.connections:  # until the server has noticed
+        await asyncio.sleep(0)
+    workers.go.set()
+    await client.pause("keep")  # after the steps of the update
+    assert workers.steps == ["pause", "2.9", "pause"]

@@ -10,7 +10,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rljob.api.roles import Rollout
 from rljob.protocol.messages import ParameterMeta, PrepareWeights, Probe
-from rljob.rollout.adapters.base import BadRequestError, EngineError, EngineGoneError
+from rljob.rollout.adapters.base import BadRequestError, EngineGoneError
+from rljob.rollout.adapters.update_steps import StepError, UpdateOutput, UpdatesInOneCall
 from rljob.rollout.adapters.vllm.adapter import VllmAdapter
 from rljob.rollout.adapters.vllm.main import bound_headers
 from rljob.rollout.adapters.vllm.vllm_client import VllmClient
@@ -20,7 +21,7 @@ class FakeVllm:
     """Answers every request with ``answer`` and records the request."""
 
     def __init__(self):
-        self.answer, self.status, self.calls = {}, 200, []
+        self.answer, self.status, self.calls = {"failed": ""}, 200, []
 
     async def handle(self, request):
         body = await request.text()
@@ -59,7 +60,7 @@ async def test_refusals_and_failures_raise_different_errors(server, client, stat
 
 
 async def test_an_invalid_reply_is_a_failure(server, client):
-    server.answer = {"prompt_logprobs": ["x"]}
+    server.answer = {"scores": ["x"]}
     with pytest.raises(EngineGoneError, match="cannot be read"):
         await client.score([7, 8])
 
@@ -80,50 +81,54 @@ async def test_an_absent_server_is_a_failure():
     await client.close()
 
 
+METAS = [ParameterMeta("a", "float32", [2, 3])]
+RECEIVE = {"update": {"names": ["a"], "dtypes": ["float32"], "shapes": [[2, 3]]}, "weight_version": "2.9"}
+
+
+def order(in_flight="keep", probe=()):
+    return PrepareWeights(1, 2, 9, "nonce", "h", 5, 2, "gloo", 64, METAS, Probe([*probe], []), in_flight, 9.0)
+
+
 @pytest.mark.parametrize(
     ("in_flight", "mode", "clear"),
     [("keep", "keep", True), ("keepStaleCache", "keep", False), ("abort", "abort", True), ("wait", "wait", True)],
 )
-async def test_each_in_flight_mode_has_its_pause_request(server, client, in_flight, mode, clear):
+async def test_each_in_flight_mode_has_its_pause(server, client, in_flight, mode, clear):
+    pause = {"mode": mode, "clear_cache": clear}
     await client.pause(in_flight)
-    assert server.calls[0][:2] == ("/rljob/pause", {"mode": mode, "clear_cache": clear})
+    assert server.calls[0][:2] == ("/rljob/update", {"pause": pause})
+    await client.update_in_one_call(order(in_flight), 2.0)
+    assert server.calls[1][1]["pause"] == pause
 
 
-async def test_an_update_is_received_and_committed_under_its_version_in_one_call(server, client):
-    server.answer = {"digests": ["d1", "d1"]}
-    metas = [ParameterMeta("a", "float32", [2, 3])]
-    update = PrepareWeights(1, 2, 9, "nonce", "h", 5, 2, "gloo", 64, metas, Probe([], []), "keep", 9.0)
-    await client.join(update, 3.0)
-    assert await client.receive(update, 2.0) == "d1"
-    join, receive = server.calls
-    path, info, _ = join
+async def test_an_update_is_one_call(server, client):
+    server.answer |= {"digest": "d1", "scores": [[-1.0]], "seconds": {"pause": 0.1}}
+    assert isinstance(client, UpdatesInOneCall)
+    await client.join(order(), 3.0)
+    output = await client.update_in_one_call(order(probe=[[7, 8]]), 2.0)
+    assert output == UpdateOutput("d1", [[-1.0]], {"pause": 0.1})
+    (path, info, _), update = server.calls
     assert path == "/rljob/join"
     assert (info["group"], info["port"], info["timeout_seconds"], info["bucket_bytes"]) == ("nonce", 5, 3.0, 64)
-    assert receive[:2] == (
-        "/rljob/receive",
-        {
-            "update": {"names": ["a"], "dtypes": ["float32"], "shapes": [[2, 3]], "timeout_seconds": 2.0},
-            "weight_version": "2.9",
-        },
-    )
+    steps = {"receive": RECEIVE, "resume": True, "score": [[7, 8]], "seconds": 2.0}
+    assert update[:2] == ("/rljob/update", {"pause": {"mode": "keep", "clear_cache": True}, **steps})
 
 
-async def test_the_digest_must_be_equal_on_all_workers(server, client):
-    update = PrepareWeights(1, 2, 9, "nonce", "h", 5, 2, "gloo", 64, [], Probe([], []), "keep", 9.0)
-    server.answer = {"digests": ["d1", "d2"]}
-    with pytest.raises(EngineError, match="different weights"):
-        await client.receive(update, 2.0)
-
-
-async def test_scores_are_those_of_the_sequences_own_tokens(server, client):
-    server.answer = {
-        "prompt_logprobs": [
-            None,
-            {"8": {"logprob": -1.5, "rank": 2}, "1": {"logprob": -0.1, "rank": 1}},
-            {"9": {"logprob": -2.5, "rank": 1}},
-        ]
-    }
+async def test_steps_of_their_own_are_calls_of_their_own(server, client):
+    server.answer |= {"digest": "d1", "scores": [[-1.5, -2.5]]}
+    assert await client.receive(order(), 2.0) == "d1"
+    await client.resume()
     assert await client.score([7, 8, 9]) == [-1.5, -2.5]
+    bodies = [body for _, body, _ in server.calls]
+    assert bodies == [{"receive": RECEIVE, "seconds": 2.0}, {"resume": True}, {"score": [[7, 8, 9]]}]
+
+
+@pytest.mark.parametrize("step", ["pause", "receive", "resume", "score"])
+async def test_the_step_that_failed_is_named(server, client, step):
+    server.answer = {"failed": step, "error": "KeyError: 'w'"}
+    with pytest.raises(StepError, match=f"vLLM failed to {step}: KeyError: 'w'") as caught:
+        await client.update_in_one_call(order(), 2.0)
+    assert caught.value.step == step
 
 
 def test_modules_that_vllm_loads_by_name_exist(tmp_path):

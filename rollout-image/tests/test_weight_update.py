@@ -7,7 +7,10 @@ import pytest
 from rljob.protocol.messages import PrepareWeights, Probe
 from rljob.rollout import weight_update
 from rljob.rollout.adapters.base import EngineGoneError
+from rljob.rollout.adapters.update_steps import StepError, UpdateOutput
 from rljob.rollout.weight_update import UpdateError, WeightUpdater
+
+STEPS = ["pause", "receive", "resume", "score"]
 
 
 class FakeEngine:
@@ -128,3 +131,71 @@ async def test_any_exception_of_an_engine_s_client_fails_the_update(engine, step
     with pytest.raises(UpdateError, match="the engine's client raised KeyError: 'weights'"):
         await updater.run(order())
     assert updater.tainted == (step == "receive")
+
+
+class OneCall(FakeEngine):
+    """An engine whose server carries out the steps by itself; ``broken`` has the steps, or ``update``."""
+
+    async def update_in_one_call(self, update, seconds):
+        await self._step("update")
+        for step in STEPS:
+            if step in self.broken:
+                raise StepError(step, str(self.broken[step]))
+        scores = [self.scores[tuple(tokens)] for tokens in update.probe.token_ids]
+        return UpdateOutput("d1", scores, dict.fromkeys(STEPS, 0.1))
+
+
+@pytest.fixture
+def one_call():
+    return OneCall()
+
+
+async def test_an_engine_with_an_update_in_one_call_gets_no_steps(one_call):
+    updater = WeightUpdater(one_call)
+    for number in (1, 2):
+        ack = await updater.run(order(number))
+    assert one_call.calls == ["join", "update", "update"]
+    assert (ack.digest, ack.probe_error) == ("d1", 0.25)
+    assert updater.seconds == dict.fromkeys(STEPS, 0.1)
+    assert not updater.tainted
+
+
+@pytest.mark.parametrize(
+    ("step", "tainted", "calls"),
+    [
+        ("pause", False, ["join", "update", "resume"]),
+        ("receive", True, ["join", "update"]),
+        ("resume", False, ["join", "update", "resume"]),
+        ("score", False, ["join", "update", "resume"]),
+        ("update", True, ["join", "update"]),  # no answer: the weights may be a mixture
+    ],
+)
+async def test_the_step_that_failed_in_the_call_decides_whether_the_engine_resumes(one_call, step, tainted, calls):
+    updater = WeightUpdater(one_call)
+    one_call.broken = {step: EngineGoneError("no")}
+    with pytest.raises(UpdateError, match="no"):
+        await updater.run(order())
+    assert (updater.tainted, one_call.calls) == (tainted, calls)
+
+
+async def test_mixed_weights_stay_paused_if_the_next_call_fails_to_pause(one_call):
+    updater = WeightUpdater(one_call)
+    for step in ("receive", "pause"):
+        one_call.broken = {step: EngineGoneError("no")}
+        with pytest.raises(UpdateError):
+            await updater.run(order())
+        assert updater.tainted
+    assert "resume" not in one_call.calls
+    one_call.broken = {}
+    await updater.run(order())
+    assert not updater.tainted
+
+
+async def test_an_engine_that_does_not_answer_the_call_in_time_counts_as_mixed(one_call, monkeypatch):
+    monkeypatch.setattr(weight_update, "GRACE_SECONDS", 0.01)
+    updater = WeightUpdater(one_call)
+    one_call.slow = {"update"}
+    with pytest.raises(UpdateError, match=r"longer than 0\.02 s"):
+        await updater.run(order(seconds=0.02))
+    assert updater.tainted
+    assert "resume" not in one_call.calls

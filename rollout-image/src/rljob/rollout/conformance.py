@@ -29,6 +29,7 @@ from rljob.rollout.adapters.base import (
     GenerationOutput,
     unpack_ints,
 )
+from rljob.rollout.adapters.update_steps import PAUSE, RECEIVE, RESUME, SCORE, StepError, carry_out
 from rljob.transfer.packed_weights import pack
 from rljob.transfer.rendezvous import SENDER_RANK, Rendezvous, RendezvousListener
 from rljob.transfer.rounds import send_round
@@ -116,12 +117,13 @@ class EngineUnderTest:
             self.tensors = [(name, tensor + NOISE * torch.randn_like(tensor)) for name, tensor in self.tensors]
         deadline = time.monotonic() + UPDATE_SECONDS
         rendezvous, sender = await self.join(fresh)
-        update = self.prepare(rendezvous)
-        await self.client.pause(in_flight or self.mode)
+        update = self.prepare(rendezvous, in_flight)
+        update.probe.token_ids = [PROMPT]
         sending = asyncio.to_thread(send_round, sender, pack(self.tensors, BUCKET_BYTES), deadline)
-        sent, received = await asyncio.gather(sending, self.client.receive(update, UPDATE_SECONDS))
-        await self.client.resume()
-        assert received == sent, "the digest of the bytes that were sent"
+        sent, done = await asyncio.gather(sending, carry_out(self.client, update, UPDATE_SECONDS))
+        assert done.digest == sent, "the digest of the bytes that were sent"
+        assert [len(scores) for scores in done.scores] == [len(PROMPT) - 1], "the probe is scored"
+        assert list(done.seconds) == [PAUSE, RECEIVE, RESUME, SCORE]
 
     async def fail_update(self, corrupted: int) -> None:
         """Send the weights as the next version, with the tensor of this index corrupted on the way, and check that the
@@ -129,14 +131,13 @@ class EngineUnderTest:
         self.version += 1
         rendezvous, sender = await self.join(fresh=True)
         update = self.prepare(rendezvous)
-        await self.client.pause(self.mode)
         deadline = time.monotonic() + UPDATE_SECONDS
         corrupt, weights = _CorruptSender(sender, corrupted), pack(self.tensors, BUCKET_BYTES)
         sending = asyncio.to_thread(send_round, corrupt, weights, deadline)
         sent, received = await asyncio.gather(
-            sending, self.client.receive(update, UPDATE_SECONDS), return_exceptions=True
+            sending, carry_out(self.client, update, UPDATE_SECONDS), return_exceptions=True
         )
-        assert isinstance(received, EngineError), "it committed corrupted weights"
+        assert isinstance(received, StepError) and received.step == RECEIVE, "it committed corrupted weights"
         assert isinstance(sent, ValueError), "the receiver reported the digest of other bytes than it received"
 
     async def join(self, fresh: bool) -> tuple[Rendezvous, WeightGroup]:
@@ -156,8 +157,8 @@ class EngineUnderTest:
             self._joined[1].abandon()
         self._joined = None
 
-    def prepare(self, rendezvous: Rendezvous) -> PrepareWeights:
-        """Return the message of an update to the current version."""
+    def prepare(self, rendezvous: Rendezvous, in_flight: str = "") -> PrepareWeights:
+        """Return the message of an update to the current version. ``in_flight``: empty: :attr:`mode`."""
         return PrepareWeights(
             update=self.version,
             lineage=0,
@@ -170,7 +171,7 @@ class EngineUnderTest:
             bucket_bytes=BUCKET_BYTES,
             parameters=pack(self.tensors, BUCKET_BYTES).parameters,
             probe=Probe([], []),
-            in_flight="keep",
+            in_flight=in_flight or self.mode,
             timeout_seconds=UPDATE_SECONDS,
         )
 

@@ -1,9 +1,10 @@
 """One weight update of the engine, from PrepareWeights to WeightAck or WeightFailed.
 
-Invariant: an engine whose weights may be a mixture never generates. The engine is *tainted* from the moment that
-loading begins until an update is committed; a failure in between leaves it paused, for another update or a restart.
+Invariant: an engine whose weights may be a mixture never generates. The engine is *tainted* while an update is carried
+out, and afterwards if it may have begun to load and did not commit: then it stays paused, for another update or a
+restart. That holds also if the engine does not answer and the agent cannot know the step.
 
-Order: join the group (the sender waits for it), pause, receive and commit, resume, probe.
+Order: join the group (the sender waits for it), then the steps of :mod:`rljob.rollout.adapters.update_steps`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from itertools import chain
 
 from rljob.protocol.messages import PrepareWeights, Probe, WeightAck
 from rljob.rollout.adapters.base import EngineClient, EngineError, engine_errors
+from rljob.rollout.adapters.update_steps import PAUSE, RECEIVE, StepError, UpdateOutput, carry_out
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +30,16 @@ class UpdateError(Exception):
 
 
 class WeightUpdater:
-    """Updates of one engine server."""
+    """Updates of one engine server.
+
+    Attributes:
+        tainted: see above.
+        seconds: of each step of the last update that succeeded, by its name.
+    """
 
     def __init__(self, engine: EngineClient) -> None:
         self.tainted = False
+        self.seconds: Mapping[str, float] = {}
         self._engine = engine
         self._group = ""
 
@@ -42,55 +51,47 @@ class WeightUpdater:
                 before.
         """
         start = time.monotonic()
-        deadline = start + update.timeout_seconds
         try:
             async with asyncio.timeout(update.timeout_seconds + GRACE_SECONDS):
-                digest = await self._commit(update, deadline)
-                with engine_errors():
-                    await self._engine.resume()
-                largest, mean = await self._probe(update.probe)
+                await self._join(update)
+                done = await self._carry_out(update, start + update.timeout_seconds - time.monotonic())
         except TimeoutError:
             await self._resume_unless_tainted()
             raise UpdateError(f"it took longer than {update.timeout_seconds:g} s") from None
         except EngineError as error:
             await self._resume_unless_tainted()
             raise UpdateError(str(error)) from None
+        largest, mean = _differences(done.scores, update.probe)
         seconds = time.monotonic() - start
-        log.info("weights of version %d received in %.3f s, probe error %.2g", update.version, seconds, largest)
-        return WeightAck(update.update, update.lineage, update.version, digest, largest, mean, seconds)
+        steps = ", ".join(f"{name} {took:.3f}" for name, took in done.seconds.items())
+        log.info(
+            "weights of version %d received in %.3f s (%s), probe error %.2g", update.version, seconds, steps, largest
+        )
+        self.seconds = done.seconds
+        return WeightAck(update.update, update.lineage, update.version, done.digest, largest, mean, seconds)
 
-    async def _commit(self, update: PrepareWeights, deadline: float) -> str:
-        """Return the digest of the weights that the engine received."""
-        if self._group != update.group:
-            self._group = ""
-            with engine_errors():
-                await self._engine.join(update, deadline - time.monotonic())
-            self._group = update.group
-        async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-            with engine_errors():
-                await self._engine.pause(update.in_flight)
-        self.tainted = True
-        try:
-            with engine_errors():
-                digest = await self._engine.receive(update, deadline - time.monotonic())
-        except EngineError:
-            self._group = ""  # the receiver has left it
-            raise
-        self.tainted = False
-        return digest
-
-    async def _probe(self, probe: Probe) -> tuple[float, float]:
-        """Return the largest and the mean difference of the trainer's log-probabilities and the engine's, in nats;
-        -1 without a probe."""
-        if not probe.token_ids:
-            return -1.0, -1.0
+    async def _join(self, update: PrepareWeights) -> None:
+        """Join the group of ``update``, unless the engine is in it."""
+        if self._group == update.group:
+            return
+        self._group = ""
         with engine_errors():
-            scores = await asyncio.gather(*(self._engine.score(sequence) for sequence in probe.token_ids))
-        if [len(ours) for ours in scores] != [len(theirs) for theirs in probe.logprobs]:
-            raise UpdateError("the probe's sequences and log-probabilities differ in length")
-        pairs = zip(chain.from_iterable(scores), chain.from_iterable(probe.logprobs), strict=True)
-        differences = [abs(ours - theirs) for ours, theirs in pairs]
-        return max(differences, default=0.0), sum(differences) / max(1, len(differences))
+            await self._engine.join(update, update.timeout_seconds)
+        self._group = update.group
+
+    async def _carry_out(self, update: PrepareWeights, seconds: float) -> UpdateOutput:
+        """Pause, receive and commit, resume, score. The engine counts as tainted until it says which step failed."""
+        tainted, self.tainted = self.tainted, True
+        group, self._group = self._group, ""  # the receiver leaves it if it fails
+        try:
+            done = await carry_out(self._engine, update, seconds)
+        except StepError as error:
+            if error.step != RECEIVE:
+                self._group = group
+                self.tainted = tainted and error.step == PAUSE
+            raise
+        self.tainted, self._group = False, group
+        return done
 
     async def _resume_unless_tainted(self) -> None:
         if self.tainted:
@@ -101,3 +102,19 @@ class WeightUpdater:
                     await self._engine.resume()
         except (EngineError, TimeoutError):
             log.warning("the engine did not resume after a failed update")
+
+
+def _differences(scores: list[list[float]], probe: Probe) -> tuple[float, float]:
+    """Return the largest and the mean difference of the engine's log-probabilities and the trainer's, in nats; -1
+    without a probe.
+
+    Raises:
+        UpdateError: they are not of the same tokens.
+    """
+    if not probe.token_ids:
+        return -1.0, -1.0
+    if [len(ours) for ours in scores] != [len(theirs) for theirs in probe.logprobs]:
+        raise UpdateError("the probe's sequences and log-probabilities differ in length")
+    pairs = zip(chain.from_iterable(scores), chain.from_iterable(probe.logprobs), strict=True)
+    differences = [abs(ours - theirs) for ours, theirs in pairs]
+    return max(differences, default=0.0), sum(differences) / max(1, len(differences))

@@ -14,7 +14,8 @@ The agent does the following for every engine, so adapters need no code for it:
   ends for half of ``failurePolicy.stallSeconds``, the agent asks for one token beside them; without it, the server is
   replaced.
 - The weight updater calls ``join`` (if the group is new), ``pause``, ``receive``, ``resume`` and ``score`` in this
-  order, one update at a time. After a failed ``receive`` the engine stays paused until a ``receive`` succeeds.
+  order, one update at a time. After a failed ``receive`` the engine stays paused until a ``receive`` succeeds. A client
+  may carry out all steps after ``join`` in one call of its server (:mod:`rljob.rollout.adapters.update_steps`).
 
 The receiver: :class:`rljob.transfer.receiver.WeightReceiver` joins the weight group and receives tensors; the engine's
 code passes it a function that loads them. An engine has ``parallelism.workers`` receivers, one in each process that

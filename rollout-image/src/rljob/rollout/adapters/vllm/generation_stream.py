@@ -4,13 +4,14 @@ vLLM's own route takes an HTTP request for each sample; parsing and validating i
 Both ends are here: :class:`GenerationStream` in the agent, and :func:`serve`, which
 :mod:`rljob.rollout.adapters.vllm.update_routes` calls in the server. A frame is a msgpack array of messages. Requests
 run concurrently, and each has one answer: a StreamOutput or a StreamFailure. The end of the connection ends all its
-requests.
+requests. :func:`score` is no request of the stream; the routes call it too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -309,6 +310,35 @@ async def _generate(engine: Any, request: StreamRequest) -> StreamOutput:
         [(span.version, span.start, span.end) for span in output.weight_versions or ()],
         output.finish_reason or "stop",
     )
+
+
+async def score(engine: Any, token_ids: list[int]) -> list[float]:
+    """Return the log-probability of each token but the first, at temperature 1, under the current weights.
+
+    Args:
+        engine: vLLM's AsyncLLM.
+        token_ids: at least one.
+
+    Raises:
+        RuntimeError: the engine failed the request. Any other error of vLLM is raised too.
+    """
+    from vllm.inputs.engine import tokens_input
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    sampling = SamplingParams(
+        temperature=1.0,
+        max_tokens=1,
+        prompt_logprobs=0,  # with it vLLM reads no cached prefixes
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    results = engine.generate(tokens_input(token_ids), sampling, f"score-{uuid.uuid4().hex}")
+    *_, result = [result async for result in results]
+    if result.prompt_logprobs is None:
+        raise RuntimeError("the engine failed the request")
+    pairs = zip(token_ids, result.prompt_logprobs, strict=True)
+    logprobs = [entry[token].logprob for token, entry in pairs if entry is not None]
+    return [value if value > LEAST else LEAST for value in logprobs]
 
 
 def _is_bad_request(error: Exception) -> bool:

@@ -1,8 +1,7 @@
 """Client of a vLLM server.
 
-Uses :mod:`rljob.rollout.adapters.vllm.generation_stream`, the routes of
-:mod:`rljob.rollout.adapters.vllm.update_routes`, /resume of vLLM's development mode, and /inference/v1/generate for the
-log-probabilities of a prompt.
+Uses :mod:`rljob.rollout.adapters.vllm.generation_stream` and the routes of
+:mod:`rljob.rollout.adapters.vllm.update_routes`.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from collections.abc import Sequence
 import msgspec
 
 from rljob.protocol.messages import PrepareWeights, SamplingParams, VersionSpan
-from rljob.rollout.adapters.base import INITIAL_VERSION, EngineError, GenerationOutput
+from rljob.rollout.adapters.base import INITIAL_VERSION, GenerationOutput
 from rljob.rollout.adapters.http_client import EngineHttp
+from rljob.rollout.adapters.update_steps import StepError, UpdateOutput
 from rljob.rollout.adapters.vllm.generation_stream import GENERATE, GenerationStream, StreamRequest
-from rljob.rollout.adapters.vllm.update_routes import JOIN, PAUSE, RECEIVE, Pause, Receive, Received
+from rljob.rollout.adapters.vllm.update_routes import JOIN, UPDATE, Pause, Receive, Steps, StepsDone
 
-SCORE = "/inference/v1/generate"
 PAUSE_MODES = {  # inFlight → (vLLM's mode, whether vLLM clears the KV cache)
     "keep": ("keep", True),
     "keepStaleCache": ("keep", False),
@@ -26,16 +25,7 @@ PAUSE_MODES = {  # inFlight → (vLLM's mode, whether vLLM clears the KV cache)
 }
 
 
-class _TokenLogprob(msgspec.Struct, gc=False):
-    logprob: float
-
-
-class _ScoreReply(msgspec.Struct):
-    prompt_logprobs: list[dict[str, _TokenLogprob] | None]
-
-
-_score_reply = msgspec.json.Decoder(_ScoreReply)
-_received = msgspec.json.Decoder(Received)
+_steps_done = msgspec.json.Decoder(StepsDone)
 
 
 class VllmClient:
@@ -99,36 +89,45 @@ class VllmClient:
 
     async def pause(self, in_flight: str) -> None:
         """Stop generating."""
-        mode, clear = PAUSE_MODES[in_flight]
-        await self._http.post(PAUSE, Pause(mode, clear))
+        await self._carry_out(Steps(pause=Pause(*PAUSE_MODES[in_flight])))
 
     async def receive(self, update: PrepareWeights, seconds: float) -> str:
         """Receive, load and commit the update's weights; return their digest."""
-        info = {
-            "names": [meta.name for meta in update.parameters],
-            "dtypes": [meta.dtype for meta in update.parameters],
-            "shapes": [meta.shape for meta in update.parameters],
-            "timeout_seconds": seconds,
-        }
-        version = _version_label(update)
-        reply = await self._http.call(RECEIVE, Receive(info, version), _received)
-        self._version = version
-        digests = set(reply.digests)
-        if len(digests) != 1:
-            raise EngineError("the engine's workers received different weights")
-        return digests.pop()
+        done = await self._carry_out(Steps(receive=_receive_step(update), seconds=seconds))
+        return done.digest
 
     async def resume(self) -> None:
         """Continue generating."""
-        await self._http.post("/resume")
+        await self._carry_out(Steps(resume=True))
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-probability of each token but the first, at temperature 1."""
-        sampling = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
-        body = {"token_ids": list(token_ids), "sampling_params": sampling}
-        reply = await self._http.call(SCORE, body, _score_reply)
-        positions = zip(token_ids, reply.prompt_logprobs, strict=True)
-        return [entry[str(token)].logprob for token, entry in positions if entry is not None]
+        done = await self._carry_out(Steps(score=[list(token_ids)]))
+        return done.scores[0]
+
+    async def update_in_one_call(self, update: PrepareWeights, seconds: float) -> UpdateOutput:
+        """Pause, receive, resume, and score the probe; see
+        :class:`~rljob.rollout.adapters.update_steps.UpdatesInOneCall`."""
+        pause, receive = Pause(*PAUSE_MODES[update.in_flight]), _receive_step(update)
+        done = await self._carry_out(Steps(pause, receive, True, update.probe.token_ids, seconds))
+        return UpdateOutput(done.digest, done.scores, done.seconds)
+
+    async def _carry_out(self, steps: Steps) -> StepsDone:
+        done = await self._http.call(UPDATE, steps, _steps_done)
+        if steps.receive is not None and done.digest:
+            self._version = steps.receive.weight_version
+        if done.failed:
+            raise StepError(done.failed, f"vLLM failed to {done.failed}: {done.error}")
+        return done
+
+
+def _receive_step(update: PrepareWeights) -> Receive:
+    info = {
+        "names": [meta.name for meta in update.parameters],
+        "dtypes": [meta.dtype for meta in update.parameters],
+        "shapes": [meta.shape for meta in update.parameters],
+    }
+    return Receive(info, _version_label(update))
 
 
 def _version_label(update: PrepareWeights) -> str:
