@@ -2,8 +2,11 @@
 
 import contextlib
 import json
+import os
 import shutil
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 import typer
 from s3fs import S3FileSystem
@@ -25,6 +28,8 @@ from rljob.protocol.checkpoint_copies import open_copies
 from rljob.protocol.checkpoint_files import is_complete
 from rljob.protocol.checkpoint_record import TrainerState, encode_state, hash_file, read_state_file
 from rljob.protocol.run_status import ComponentStatus, encode_status
+from rljob.remote import export as remote_export
+from rljob.remote.coordinator_api import CoordinatorUnavailableError
 
 
 @pytest.fixture
@@ -189,6 +194,66 @@ def test_a_copy_is_downloaded_only_when_it_is_the_runs_and_the_run_is_not_in_use
     with pytest.raises(CliError, match=r"cannot be reached at http://127.0.0.1:1 ") as caught:
         checkpoints.find(copied_run, 2)
     assert caught.value.exit_code == 1
+
+
+class Coordinator:
+    """Of a job in a cluster: its list of checkpoints, or None if it has gone."""
+
+    def __init__(self, listed):
+        self._listed = listed
+
+    def ask(self, path, kind):
+        if self._listed is None:
+            raise CoordinatorUnavailableError("its coordinator has gone")
+        return msgspec.convert(self._listed, kind), None
+
+
+def remote_job(uri, listed):
+    spec = {"checkpoints": {"uri": uri} if uri else {}, "downloads": {"s3Endpoint": os.environ["AWS_ENDPOINT_URL_S3"]}}
+    return SimpleNamespace(name="sums", body={"spec": spec}, coordinator=Coordinator(listed))
+
+
+def lost(step, record):
+    """A checkpoint that is not in the storage of the job."""
+    return {"step": step, "files": {}, "digests": {}, "record": record}
+
+
+def test_a_job_in_a_cluster_exports_from_s3_what_its_storage_lacks(copied_run, tmp_path, monkeypatch):
+    record = {step: kept.digest for step, kept in checkpoints._ledger_checkpoints(copied_run).items()}
+    uri = "s3://bucket/run"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # spec.downloads.s3Endpoint is the address
+    job = remote_job(uri, [lost(2, record[2]), lost(10, record[10])])
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    assert remote_export.export(job, tmp_path / "new/model", None) == 10
+    assert names(tmp_path / "new") == ["model"]
+    assert names(tmp_path / "new/model") == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert (tmp_path / "new/model/config.json").read_text() == '"config.json of 10"'
+    assert remote_export.export(job, tmp_path / "old", 2) == 2
+
+
+def test_a_job_whose_coordinator_has_gone_exports_from_s3(copied_run, tmp_path):
+    assert remote_export.export(remote_job("s3://bucket/run", None), tmp_path / "out", None) == 10
+    with pytest.raises(CoordinatorUnavailableError, match="its coordinator has gone"):
+        remote_export.export(remote_job(None, None), tmp_path / "none", None)
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/run", None])
+def test_a_copy_of_another_checkpoint_is_not_exported(copied_run, tmp_path, uri):
+    job = remote_job(uri, [lost(10, "0" * 64)])
+    with pytest.raises(CliError, match="sums has no checkpoint yet"):
+        remote_export.export(job, tmp_path / "out", None)
+    stored = {"step": 2, "files": {}, "digests": {}}
+    with pytest.raises(CliError, match="there is no checkpoint of step 10; there are 2"):
+        remote_export.export(remote_job(uri, [stored, lost(10, "0" * 64)]), tmp_path / "out", 10)
+
+
+def test_a_damaged_copy_is_not_exported(copied_run, tmp_path):
+    files = S3FileSystem(skip_instance_cache=True)
+    (model,) = (path for path in files.find("bucket/run") if "step-000010" in path and path.endswith("safetensors"))
+    files.pipe_file(model, b"damaged")
+    with pytest.raises(CliError, match=rf"^s3://{model} is damaged .*; give another --step: 2"):
+        remote_export.export(remote_job("s3://bucket/run", None), tmp_path / "out", None)
+    assert not list(tmp_path.glob("*out*"))
 
 
 def test_a_file_is_no_place_for_an_export(run, tmp_path):

@@ -24,7 +24,7 @@ from rljob.coordinator.local_api_server import LocalApiServer, build_local_api
 from rljob.coordinator.metrics import REGISTRY
 from rljob.coordinator.routes import build_app
 from rljob.ledger.audit import Report, audit
-from rljob.ledger.reader import LedgerReader
+from rljob.ledger.reader import LedgerReader, kept_checkpoints
 from rljob.ledger.sample_detail import SampleDetail, show
 from rljob.protocol.run_status import NOTE_HEADER
 
@@ -134,6 +134,18 @@ async def test_a_damaged_checkpoint_says_so(
     assert list(found["files"]) == files
     assert set(found["digests"]) == (set() if begin else set(MODEL)), "so that the client misses the weights"
     assert (await client.get("/v1/checkpoints/6/config.json")).status_code == (404 if begin else 200)
+
+
+async def test_a_checkpoint_that_is_not_in_the_storage_has_the_digest_of_its_record(
+    client: httpx.AsyncClient, run: Path
+) -> None:
+    """It may be in S3."""
+    (run / "checkpoints" / "step-000006").rename(run / "elsewhere")
+    (found,) = (each for each in (await client.get("/v1/checkpoints")).json() if each["step"] == 6)
+    with LedgerReader(run) as ledger:
+        digest = next(kept.digest for kept in kept_checkpoints(ledger) if kept.step == 6)
+    assert (found["files"], found["digests"], found["damage"], found["record"]) == ({}, {}, "", digest)
+    assert (await client.get("/v1/checkpoints/6/config.json")).status_code == 404
 
 
 async def test_symbolic_links_in_the_storage_are_not_followed(

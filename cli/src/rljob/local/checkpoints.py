@@ -72,7 +72,7 @@ def fetch_missing(directory: RunDirectory, steps: Collection[int] | None = None)
     for step, copy in found.items():
         if steps is None or step in steps:
             assert copies is not None, "it has the copy"
-            with _copy_errors():
+            with copy_errors():
                 target = directory.path / known[step].path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if damage := copies.download(copy, target.parent):
@@ -86,7 +86,7 @@ def _copies(
     missing = {step: kept for step, kept in known.items() if not (directory.path / kept.path).exists()}
     if not missing or directory.running() or (copies := open_copies(directory.job().spec)) is None:
         return None, {}
-    with _copy_errors():
+    with copy_errors():
         found = copies.complete()
     return copies, {
         step: found[step] for step, kept in missing.items() if step in found and found[step].is_of(kept.digest)
@@ -94,7 +94,8 @@ def _copies(
 
 
 @contextlib.contextmanager
-def _copy_errors() -> Iterator[None]:
+def copy_errors() -> Iterator[None]:
+    """Raise the errors of copies as CliError with exit code 1."""
     try:
         yield
     except CopyError as error:

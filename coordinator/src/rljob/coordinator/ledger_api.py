@@ -5,7 +5,8 @@
     GET /v1/audit                            a Report
     GET /v1/checkpoints                      the kept checkpoints: step, damage (a sentence, or empty), and of the
                                              model's files name → bytes, name → digest as the trainer recorded it;
-                                             a damaged checkpoint has no files
+                                             a damaged checkpoint has no files; one that is not in the storage has
+                                             none either, and record, the digest of its record
     GET /v1/checkpoints/STEP/FILE?offset=N   a file, from byte N on
 
 The API is read-only and does not block the event loop: short queries run in a thread, long ones in a separate process
@@ -140,6 +141,7 @@ class _Checkpoint(msgspec.Struct):
     files: dict[str, int]
     digests: dict[str, str]
     damage: str = ""
+    record: str = ""
 
 
 def _checkpoints(storage: Path) -> dict[int, _Checkpoint]:
@@ -148,8 +150,12 @@ def _checkpoints(storage: Path) -> dict[int, _Checkpoint]:
         checkpoints = kept_checkpoints(ledger)
     kept = {}
     for known in checkpoints:
-        with contextlib.suppress(OSError):  # the checkpoint is being removed
-            kept[known.step] = _examine(storage, known)
+        with contextlib.suppress(OSError):  # a link, or it is being removed
+            try:
+                kept[known.step] = _examine(storage, known)
+            except FileNotFoundError:
+                if is_inside(known.path):
+                    kept[known.step] = _Checkpoint(known.step, known.path, {}, {}, record=known.digest)
     return kept
 
 

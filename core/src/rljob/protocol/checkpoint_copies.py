@@ -41,11 +41,19 @@ class CopyRefusedError(CopyError):
 
 
 def open_copies(spec: RLJobSpec) -> S3Checkpoints | None:
-    """Return the copies of a job's checkpoints, if it has them. s3fs is imported here only, because that takes a
-    second."""
-    if spec.checkpoints.uri is None:
-        return None
-    address = parse_address(spec.checkpoints.uri)
+    """Return the copies of a job's checkpoints, if it has them."""
+    uri = spec.checkpoints.uri
+    return None if uri is None else open_address(uri, spec.downloads.s3_endpoint)
+
+
+def open_address(uri: str, endpoint: str | None) -> S3Checkpoints:
+    """Return the copies at ``uri``. s3fs is imported here only, because that takes a second.
+
+    Args:
+        uri: ``spec.checkpoints.uri``.
+        endpoint: ``spec.downloads.s3Endpoint``; None: the address of botocore.
+    """
+    address = parse_address(uri)
     assert isinstance(address, S3Model), "its type admits s3:// only"
-    found: S3Checkpoints = importlib.import_module("rljob.protocol.s3_checkpoints").S3Checkpoints(address)
+    found: S3Checkpoints = importlib.import_module("rljob.protocol.s3_checkpoints").S3Checkpoints(address, endpoint)
     return found

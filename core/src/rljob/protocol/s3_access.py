@@ -21,18 +21,19 @@ CREDENTIALS_REMEDY = (
 )
 
 
-def open_s3() -> S3FileSystem:
-    """Return a file system that reads the present state of S3."""
-    return S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
+def open_s3(endpoint: str | None = None) -> S3FileSystem:
+    """Return a file system that reads the present state of S3 at ``endpoint``; None: the address of botocore."""
+    return S3FileSystem(skip_instance_cache=True, use_listings_cache=False, endpoint_url=endpoint)
 
 
 @contextmanager
-def explained_errors(path: str, target: Path | None = None) -> Iterator[None]:
+def explained_errors(path: str, target: Path | None = None, endpoint: str | None = None) -> Iterator[None]:
     """Turn errors of s3fs, which raises errors of Python for most responses, into sentences.
 
     Args:
         path: BUCKET/PREFIX.
         target: directory of a download, for the error of a full disk.
+        endpoint: as for :func:`open_s3`.
 
     Raises:
         ValueError: a user must change something.
@@ -45,11 +46,11 @@ def explained_errors(path: str, target: Path | None = None) -> Iterator[None]:
     except (BotoCoreError, ClientError) as error:
         if isinstance(error, NoCredentialsError | PartialCredentialsError):
             raise ValueError(f"S3 refuses access to s3://{path}/ ({error}); {CREDENTIALS_REMEDY}") from error
-        raise _unreachable(path, error) from error
+        raise _unreachable(path, error, endpoint) from error
     except OSError as error:
         if error.filename is not None:  # of a file on this machine
             raise
-        raise _explained(path, error, target) from error
+        raise _explained(path, error, target, endpoint) from error
 
 
 @contextmanager
@@ -61,18 +62,18 @@ def removed_on_failure(directory: Path) -> Iterator[None]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _explained(path: str, error: OSError, target: Path | None) -> Exception:
+def _explained(path: str, error: OSError, target: Path | None, endpoint: str | None) -> Exception:
     if isinstance(error, FileNotFoundError):
         return ValueError(f"there is no bucket or prefix s3://{path}/; correct it")
     if isinstance(error, PermissionError):
         return ValueError(f"S3 refuses access to s3://{path}/ ({error}); {CREDENTIALS_REMEDY}")
     if error.errno in FULL_DISK:
         return ModelUnavailableError(f"s3://{path}/ does not fit the disk of {target}; make room there")
-    return _unreachable(path, error)
+    return _unreachable(path, error, endpoint)
 
 
-def _unreachable(path: str, error: Exception) -> ModelUnavailableError:
-    address = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
+def _unreachable(path: str, error: Exception, endpoint: str | None) -> ModelUnavailableError:
+    address = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
     return ModelUnavailableError(
         f"s3://{path}/ cannot be reached at {address} ({error}); check the network and spec.downloads.s3Endpoint"
     )

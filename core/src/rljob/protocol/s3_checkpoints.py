@@ -29,11 +29,17 @@ _NAME = re.compile(rf"(.+)-([0-9a-f]{{{DIGEST_DIGITS}}})")
 
 
 class S3Checkpoints:
-    """The copies of the checkpoints of a run. All methods raise :class:`CopyError`."""
+    """The copies of the checkpoints of a run. All methods raise :class:`CopyError`.
 
-    def __init__(self, address: S3Model) -> None:
+    Args:
+        address: of the copies.
+        endpoint: of the server; None: that of botocore.
+    """
+
+    def __init__(self, address: S3Model, endpoint: str | None = None) -> None:
         self._root = f"{address.bucket}/{address.prefix}"
-        self._files = open_s3()
+        self._endpoint = endpoint
+        self._files = open_s3(endpoint)
         self._uploaded: set[str] = set()  # by this process: a damaged object of an earlier one is replaced
 
     def __str__(self) -> str:
@@ -133,7 +139,7 @@ class S3Checkpoints:
     @contextmanager
     def _errors(self, target: Path | None = None) -> Iterator[None]:
         try:
-            with explained_errors(self._root, target):
+            with explained_errors(self._root, target, self._endpoint):
                 yield
         except ValueError as error:
             raise CopyRefusedError(f"spec.checkpoints.uri: {error}") from error
