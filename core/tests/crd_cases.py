@@ -142,6 +142,11 @@ GOOD = [
         ("spec.network={egress: {policy: Listed, to: [{name: a, cidr: 10.0.0.0/8}]}}",),
         "",
     ),
+    Case(
+        "destinations of a reward",
+        ("spec.rewards[0].egress={policy: Listed, to: [{name: a, cidr: 10.0.0.0/8}]}",),
+        "",
+    ),
     Case("the longest name", (f"metadata.name={'a' * 63}",), ""),
 ]
 """Manifests that rljob and the API server accept."""
@@ -580,6 +585,16 @@ FIELDS = [
     ),
     Case("storage with size and claim", ("spec.storage={size: 1Gi, claim: a}",), "a storage has one of size, claim"),
     Case(
+        "storage with class and claim",
+        ("spec.storage={className: fast, claim: a}",),
+        "a storage has one of className, claim",
+    ),
+    Case(
+        "storage with access modes and claim",
+        ("spec.storage={accessModes: [ReadWriteMany], claim: a}",),
+        "a storage has one of accessModes, claim",
+    ),
+    Case(
         "max engines below min",
         ("spec.rollouts[0].replicas={min: 3, max: 2}",),
         "is less than min",
@@ -590,6 +605,16 @@ FIELDS = [
         "destinations without policy Listed",
         ("spec.network.egress.to=[{name: a, cidr: 10.0.0.0/8}]",),
         "policy Any allows all destinations; set policy: Listed, or remove it",
+    ),
+    Case(
+        "destinations of a reward without policy Listed",
+        ("spec.rewards[0].egress.to=[{name: a, cidr: 10.0.0.0/8}]",),
+        "policy Any allows all destinations; set policy: Listed, or remove it",
+    ),
+    Case(
+        "destinations of a reward outside the job",
+        ("spec.rewards=[{name: exact, url: 'http://a', egress: {policy: Listed}}]",),
+        "a service with url has no pod in the job; remove one of them",
     ),
     Case(
         "GPUs as RDMA adapters",
@@ -836,11 +861,13 @@ CHANGES = [
     ("spec.rollouts[0].rdma={resource: rdma/hca}", ""),
     ("spec.rollouts[0].nccl={NCCL_DEBUG: INFO}", ""),
     ("spec.failurePolicy.disruption=Block", ""),
+    ("spec.rewards[0].egress={policy: Listed}", ""),
     ("spec.training.steps=2", "spec.training.steps: Invalid value: can only be raised"),
     ("spec.training.maxStaleness=2", "spec.training.maxStaleness: Invalid value: field is immutable"),
     ("spec.failurePolicy.hangSeconds=5", "spec.failurePolicy.hangSeconds: Invalid value: field is immutable"),
     ("spec.seed=2", "spec.seed: Invalid value: field is immutable; create a new RLJob"),
     ("spec.storage.retention=Delete", "spec.storage: Invalid value: field is immutable"),
+    ("spec.storage.ledger={}", "spec.storage: Invalid value: field is immutable"),
     ("spec.initializer=null", "spec.initializer: Invalid value: field is immutable"),
     ("spec.initializer.command=[b]", "spec.initializer.command: Invalid value: field is immutable"),
     ("spec.models[0].source='job://b'", "spec.models: Invalid value: field is immutable"),

@@ -89,6 +89,7 @@ IN_LAKE = (
 
 RDMA = {"name": "main", "rdma": {"resource": "rdma/hca"}}
 REMOTE = given(models=[{"name": "policy", "source": "hf://a/b"}])
+LISTED = given(rewards=[{"name": "exact", "builtin": "reasoning_gym", "egress": {"policy": "Listed"}}])
 SPARE = given(rewards=[{"name": "spare", "builtin": "reasoning_gym"}, {"name": "exact", "builtin": "reasoning_gym"}])
 
 MEGATRON = given(trainer__backend="megatron", trainer__processesPerNode=5)
@@ -116,6 +117,10 @@ ROWS: dict[str, Outcome] = {
     "metadata.annotations": Changed({"note": "mine"}),
     "spec.seed": Shows(c.prompts, 2),
     "spec.storage.size": Changed("1Gi"),
+    "spec.storage.className": Changed("fast"),
+    "spec.storage.accessModes": Changed(["ReadWriteOnce"]),
+    "spec.storage.ledger.size": Changed("1Gi"),
+    "spec.storage.ledger.className": Changed("fast"),
     "spec.storage.retention": Changed("Delete"),
     "spec.storage.claim": Changed("mine"),
     "spec.initializer.command": Shows(
@@ -235,6 +240,9 @@ ROWS: dict[str, Outcome] = {
     "spec.rewards.replicas.max": Changed(2),
     "spec.rewards.processes": Shows(c.served, 2),
     "spec.rewards.timeoutSeconds": Shows(c.served, 20),
+    "spec.rewards.egress.policy": Changed("Listed"),
+    "spec.rewards.egress.to.name": Changed("mine", LISTED),
+    "spec.rewards.egress.to.cidr": Changed("10.0.0.0/8", LISTED),
     "spec.rewards.memoryBytes": Shows(c.served, 1 << 25),
     "spec.rewards.notScoredReward": Shows(c.not_scored, -1),
     "spec.environments.name": Shows(c.commands, "other", LAKE),

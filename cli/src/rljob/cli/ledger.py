@@ -36,7 +36,7 @@ from rljob.ledger.reader import samples as select_samples
 from rljob.ledger.sample_detail import SampleDetail, TokenDetail, TurnDetail
 from rljob.ledger.sample_detail import show as load_sample
 from rljob.ledger.states import Kind, State
-from rljob.ledger.store import LEDGER
+from rljob.ledger.store import LEDGER, ledger_directory
 from rljob.local import checkpoints, find_run
 from rljob.local.errors import CliError
 from rljob.local.run_directory import RunDirectory
@@ -70,7 +70,7 @@ def _open_run(name: str | None) -> Iterator[Path]:
     """Yield the directory of the run called ``name``; NoRunError in the body, and an argument that is not UTF-8, become
     a CliError with exit code 2."""
     directory = find_run.find(name)
-    if not (directory.path / LEDGER).exists():
+    if not (ledger_directory(directory.path) / LEDGER).exists():
         raise CliError(f"the run in {directory.path} has no ledger yet: {_no_ledger_reason(directory)}", 2)
     try:
         yield directory.path

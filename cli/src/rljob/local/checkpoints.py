@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rljob.ledger.reader import KeptCheckpoint, LedgerReader, NoRunError, kept_checkpoints
-from rljob.ledger.store import LEDGER
+from rljob.ledger.store import LEDGER, ledger_directory
 from rljob.local.errors import CliError
 from rljob.local.run_directory import RunDirectory
 from rljob.protocol.checkpoint_copies import CheckpointCopy, CopyError, open_copies
@@ -111,7 +111,7 @@ def _kept(directory: RunDirectory) -> dict[int, KeptCheckpoint]:
 
 def _ledger_checkpoints(directory: RunDirectory) -> dict[int, KeptCheckpoint]:
     """Return step → checkpoint of the ledger."""
-    if not (directory.path / LEDGER).exists():
+    if not (ledger_directory(directory.path) / LEDGER).exists():
         return {}
     try:
         with LedgerReader(directory.path) as ledger:

@@ -13,7 +13,7 @@ import msgspec
 from rljob.api.pod_models import READERS_PORT
 from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
-from rljob.manifests.names import claim_name
+from rljob.manifests.names import claim_name, ledger_claim_name
 from rljob.protocol.run_status import NOTE_HEADER, RunStatus, status_from
 from rljob.remote import port_forward
 from rljob.remote.api import FORBIDDEN, UNAUTHORIZED, ApiRefusedError
@@ -130,15 +130,12 @@ class CoordinatorApi:
     def unavailable_reason(self) -> str:
         """Return why the coordinator is not available and which commands work without it, from the RLJob."""
         name, status_conditions = self._name, conditions(self._body)
-        storage = f"its claim {self.claim} keeps ledger and checkpoints, and rljob status shows how it ended"
+        storage = f"{self._kept}, and rljob status shows how it ended"
         for condition, ended in (("Complete", "has succeeded"), ("Failed", "has failed")):
             if holds(self._body, condition):
                 return f"{name} {ended} and its coordinator has gone (spec.keepCoordinatorSeconds); {storage}"
         if holds(self._body, "Suspended"):
-            return (
-                f"{name} is suspended and has no pods; rljob resume resumes it, and its claim {self.claim} "
-                "keeps ledger and checkpoints"
-            )
+            return f"{name} is suspended and has no pods; rljob resume resumes it, and {self._kept}"
         if "Ready" not in status_conditions:
             return not_reconciled_message(name)
         ready = status_conditions["Ready"]
@@ -146,8 +143,20 @@ class CoordinatorApi:
 
     @property
     def claim(self) -> str:
-        """Name of the claim that keeps the ledger and the checkpoints of the job."""
-        return claim_name(self._name, (self._body["spec"].get("storage") or {}).get("claim"))
+        """Name of the claim of the job's storage."""
+        return claim_name(self._name, self._storage.get("claim"))
+
+    @property
+    def _storage(self) -> Object:
+        found: Object = self._body["spec"].get("storage") or {}
+        return found
+
+    @property
+    def _kept(self) -> str:
+        """Which claims keep the run; a part of a sentence."""
+        if self._storage.get("ledger") is None:
+            return f"its claim {self.claim} keeps ledger and checkpoints"
+        return f"its claims {ledger_claim_name(self._name)} and {self.claim} keep ledger and checkpoints"
 
 
 def _read_all(answer: http.client.HTTPResponse) -> bytes:

@@ -70,7 +70,7 @@ class RemoteJob:
         return job_snapshot(self.namespace, body, status, note)
 
     def claim(self) -> str:
-        """Return the name of the claim that keeps its ledger and checkpoints."""
+        """Return the name of the claim of its storage."""
         return self.coordinator.claim
 
 

@@ -25,6 +25,8 @@ from rljob.coordinator.status_report import status_of
 from rljob.coordinator.status_sync import StatusSync
 from rljob.coordinator.tracking import TrackingWriter, finish, follow
 from rljob.coordinator.websocket_protocol import WebSocketProtocol
+from rljob.ledger.ledger_placement import check_placement
+from rljob.ledger.store import ledger_directory
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import coordinator_link
 from rljob.protocol.environment import ComponentEnvironment
@@ -54,7 +56,9 @@ async def serve(environment: ComponentEnvironment) -> None:
     environment.storage.mkdir(parents=True, exist_ok=True)
     if job_ref is not None:  # outside a cluster, rljob run waits for disk space
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # process 1 of a container has no default handler
-        await wait_for_space(environment.storage)
+        for directory in dict.fromkeys([environment.storage, ledger_directory(environment.storage)]):
+            await wait_for_space(directory)
+        check_placement(environment.storage)
     ledger = LedgerWriter(environment.storage)
     check_same_job(ledger, RLJob.model_validate_json(Path(os.environ["RLJOB_JOB"]).read_bytes()))
     save_resolved_manifest(environment)

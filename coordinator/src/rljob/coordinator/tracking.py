@@ -22,7 +22,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from rljob.ledger.step_metrics import Line, evaluations, new_lines
-from rljob.ledger.store import LEDGER
+from rljob.ledger.store import LEDGER, ledger_directory
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +37,12 @@ class TrackingWriter:
     """Writes the files of one run. Methods block.
 
     Args:
-        storage: the job's storage: reads ledger.sqlite, writes metrics.jsonl and tensorboard/.
+        storage: the job's storage: writes metrics.jsonl and tensorboard/.
         tensorboard: whether to write event files.
     """
 
     def __init__(self, storage: Path, tensorboard: bool) -> None:
-        self._ledger = storage / LEDGER
+        self._ledger = ledger_directory(storage) / LEDGER
         self._path = storage / "metrics.jsonl"
         self._events_directory = storage / "tensorboard" if tensorboard else None
         self._lock = threading.Lock()  # a thread may still write while another thread finishes

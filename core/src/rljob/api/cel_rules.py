@@ -279,12 +279,13 @@ def _services() -> Iterator[CelRule]:
         f"{_at_most_one_of(*forms)} && ({' || '.join(f'has(self.{escaped(form)})' for form in (*forms, 'template'))})",
         "give exactly one of builtin, function, url, local",
     )
-    yield CelRule(
-        "spec.rewards[]",
-        "!has(self.url) || !has(self.template)",
-        "a service with url has no pod in the job; remove one of them",
-        ".template",
-    )
+    for field in ("template", "egress"):
+        yield CelRule(
+            "spec.rewards[]",
+            f"!has(self.url) || !has(self.{field})",
+            "a service with url has no pod in the job; remove one of them",
+            f".{field}",
+        )
     yield CelRule(
         "spec.rewards[]",
         "!has(self.local) || has(self.template)",
@@ -308,7 +309,8 @@ def _services() -> Iterator[CelRule]:
 
 
 def _settings() -> Iterator[CelRule]:
-    yield CelRule("spec.storage", "!has(self.size) || !has(self.claim)", "a storage has one of size, claim")
+    for name in ("size", "className", "accessModes"):
+        yield CelRule("spec.storage", f"!has(self.{name}) || !has(self.claim)", f"a storage has one of {name}, claim")
     yield CelRule(
         "spec.downloads", "!has(self.claim) || !self.emptyDir", "downloads have one of claim, emptyDir", ".emptyDir"
     )
@@ -321,12 +323,13 @@ def _settings() -> Iterator[CelRule]:
     )
     yield from _schedule()
     yield from _backends()
-    yield CelRule(
-        "spec.network.egress",
-        "self.policy == 'Listed' || self.to.size() == 0",
-        "policy Any allows all destinations; set policy: Listed, or remove it",
-        ".to",
-    )
+    for owner in ("network", "rewards[]"):
+        yield CelRule(
+            f"spec.{owner}.egress",
+            "self.policy == 'Listed' || self.to.size() == 0",
+            "policy Any allows all destinations; set policy: Listed, or remove it",
+            ".to",
+        )
 
 
 def _schedule() -> Iterator[CelRule]:

@@ -10,7 +10,22 @@ from rljob.api.base import Label, Labels, Model, Name, Quantity, ResourceName, U
 from rljob.api.field_metadata import FieldMeta
 
 NO_PODS = "there are no pods to place"
+NO_POLICIES = "there are no NetworkPolicies on one machine"
 LOCAL_CACHE = "models are kept in a directory of this machine"
+
+
+AccessMode: TypeAlias = Literal["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]
+ClassName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]
+"""Name of a StorageClass: a DNS subdomain."""
+
+
+class LedgerVolume(Model):
+    """A volume of its own for the ledger. Only the coordinator mounts it, with the access mode `ReadWriteOnce`."""
+
+    size: Quantity = "10Gi"
+    """Size of the PersistentVolumeClaim."""
+    class_name: ClassName | None = None
+    """StorageClass of the claim. Default: the default class of the cluster, not that of the storage."""
 
 
 class Storage(Model):
@@ -18,8 +33,16 @@ class Storage(Model):
 
     size: Quantity | None = None
     """Size of the job's PersistentVolumeClaim. Default: the cluster setting."""
+    class_name: ClassName | None = None
+    """StorageClass of the claim. Default: the cluster setting."""
+    access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=4)] | None = None
+    """Access modes of the claim. Default: the cluster setting. Pods on several nodes need `ReadWriteMany`."""
+    ledger: LedgerVolume | None = None
+    """A volume of its own for the ledger, a SQLite database. Needed if the storage is a network file system (NFS,
+    Lustre): SQLite may lose transactions there. Samples and checkpoints stay in the storage. Default: the ledger is in
+    the storage."""
     retention: Literal["Retain", "Delete"] = "Retain"
-    """Whether the claim is kept when the job is deleted."""
+    """Whether the claims are kept when the job is deleted."""
     claim: Name | None = None
     """Name of an existing PersistentVolumeClaim to use instead of a new one."""
 

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from rljob.api.algorithm import Algorithm
 from rljob.api.base import Label, Labels, Model, Name, Text
 from rljob.api.field_metadata import FieldMeta
-from rljob.api.kubernetes import Downloads, Network, Storage
+from rljob.api.kubernetes import NO_POLICIES, Downloads, Network, Storage
 from rljob.api.pod_models import PodTemplate
 from rljob.api.roles import Coordinator, Environment, Reward, Rollout, Runner, Trainer
 from rljob.api.run_policy import Checkpoints, FailurePolicy, Scheduling, Tracking, WeightSync
@@ -136,9 +136,7 @@ class RLJobSpec(Model):
     """Checkpoints of the trainer."""
     tracking: Annotated[Tracking, FieldMeta(reader="coordinator")] = Tracking()
     """Where metrics are written, besides metrics.jsonl."""
-    network: Annotated[Network, FieldMeta(reader="objects", local="there are no NetworkPolicies on one machine")] = (
-        Network()
-    )
+    network: Annotated[Network, FieldMeta(reader="objects", local=NO_POLICIES)] = Network()
     """NetworkPolicies of the job."""
     suspend: Annotated[bool, FieldMeta(reader="operator")] = False
     """Stop the run gracefully and keep its state. No pods or processes run until this field is false again."""

@@ -10,7 +10,7 @@ from rljob.api.base import Collectives, Model, Name, Quantity, Text, Url
 from rljob.api.environments import ENVIRONMENTS, environment_docs, environment_option_docs
 from rljob.api.extensions import BACKENDS, ENGINES, Extension, Reference
 from rljob.api.field_metadata import FieldMeta
-from rljob.api.kubernetes import NO_PODS, Accelerator, Rdma
+from rljob.api.kubernetes import NO_PODS, NO_POLICIES, Accelerator, Egress, Rdma
 from rljob.api.pod_models import PodTemplate
 from rljob.api.rewards import REWARDS, builtin_docs, option_docs
 
@@ -70,6 +70,9 @@ class Reward(Model):
     """Memory that a worker process may allocate beyond what the service has loaded. A sample that needs more counts as
     failed. Default: 1 GiB for a builtin other than `reward_model`, no limit otherwise."""
 
+    egress: Annotated[Egress | None, FieldMeta(reader="objects", local=NO_POLICIES)] = None
+    """Outgoing connections of the pods of this reward, besides the job's pods and the cluster's DNS. Default:
+    `network.egress`."""
     not_scored_reward: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
     """Reward of a sample that could not be scored, whatever the reason; its metric `not_scored` is 1. Default: such a
     sample ends as failed, and its group is replaced."""

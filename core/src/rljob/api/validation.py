@@ -243,6 +243,8 @@ def _reward(path: str, reward: Reward) -> Iterator[str]:
         return
     if reward.url is not None and reward.template is not None:
         yield f"{path}.template: a service with url has no pod in the job; remove one of them"
+    elif reward.url is not None and reward.egress is not None:
+        yield f"{path}.egress: a service with url has no pod in the job; remove one of them"
     elif reward.builtin is not None:
         for problem in REWARDS[reward.builtin].option_problems(reward.config):
             yield f"{path}.{problem}"
@@ -288,8 +290,12 @@ def _parallelism(trainer: Trainer) -> Iterator[str]:
 
 
 def _storage(spec: RLJobSpec) -> Iterator[str]:
-    if spec.storage.size is not None and spec.storage.claim is not None:
-        yield "storage.claim: size is given too; a storage has one of size, claim"
+    storage = spec.storage
+    if storage.claim is not None:
+        given = {"size": storage.size, "className": storage.class_name, "accessModes": storage.access_modes}
+        for name, value in given.items():
+            if value is not None:
+                yield f"storage.claim: {name} is given too; a storage has one of {name}, claim"
     if spec.downloads.claim is not None and spec.downloads.empty_dir:
         yield "downloads.emptyDir: claim is given too; downloads have one of claim, emptyDir"
 
@@ -304,18 +310,21 @@ def _replicas(spec: RLJobSpec) -> Iterator[str]:
 
 
 def _network(spec: RLJobSpec) -> Iterator[str]:
-    if spec.network.egress.to and spec.network.egress.policy == "Any":
-        yield "network.egress.to: policy Any allows all destinations; set policy: Listed, or remove it"
+    egress = {"network.egress": spec.network.egress}
+    egress |= {f"rewards[{i}].egress": each.egress for i, each in enumerate(spec.rewards) if each.egress is not None}
     lists: dict[str, Sequence[Peer | Destination]] = {
-        "allowFrom": spec.network.allow_from,
-        "egress.to": spec.network.egress.to,
-        "nodes": spec.network.nodes,
+        "network.allowFrom": spec.network.allow_from,
+        **{f"{field}.to": each.to for field, each in egress.items()},
+        "network.nodes": spec.network.nodes,
     }
+    for field, each in egress.items():
+        if each.to and each.policy == "Any":
+            yield f"{field}.to: policy Any allows all destinations; set policy: Listed, or remove it"
     for field, entries in lists.items():
         names = [entry.name for entry in entries]
         for i, name in enumerate(names):
             if name in names[:i]:
-                yield f"network.{field}[{i}].name: {name!r} is used twice; give every entry its own name"
+                yield f"{field}[{i}].name: {name!r} is used twice; give every entry its own name"
 
 
 def _fabric(spec: RLJobSpec) -> Iterator[str]:

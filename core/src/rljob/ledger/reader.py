@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from rljob.api.models import RLJob
 from rljob.ledger.segments import PayloadReader
 from rljob.ledger.states import Kind, State
-from rljob.ledger.store import LEDGER, PAYLOAD, check_version
+from rljob.ledger.store import LEDGER, PAYLOAD, check_version, ledger_directory
 
 MOST_SAMPLES = 10_000
 """Limit of samples in one HTTP response."""
@@ -48,7 +48,7 @@ class LedgerReader:
 
     def __init__(self, storage: Path) -> None:
         self.storage = storage
-        self.db = _connect(storage / LEDGER)
+        self.db = _connect(ledger_directory(storage) / LEDGER)
         self.payload = PayloadReader(storage / PAYLOAD)
 
     def job(self) -> RLJob:
@@ -105,6 +105,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     except ValueError as error:
         raise NoRunError(str(error)) from None
     if not tables:
+        db.close()  # its lock would delay a coordinator that opens the ledger
         raise NoRunError(f"{path} is empty: no run has started in it; give the directory of a run")
     return db
 

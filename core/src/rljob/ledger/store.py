@@ -24,13 +24,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rljob.ledger.segments import Location, MemorySegments, Segments
+from rljob.protocol.environment import LEDGER_DIRECTORY
 
 log = logging.getLogger(__name__)
 
 LEDGER, PAYLOAD = "ledger.sqlite", "payload"
-"""The ledger's file and the payload's directory in the job's storage."""
+"""The ledger's file, and the payload's directory in the job's storage."""
 LOCK = "ledger.lock"
-"""Lock file, held by the coordinator. Not the ledger file: closing a descriptor of that would drop SQLite's locks."""
+"""Lock file in the storage and in the ledger's directory, held by the coordinator. Not the ledger file: closing a
+descriptor of that would drop SQLite's locks."""
 
 CHECKPOINT_COMMITS = 512
 
@@ -52,6 +54,11 @@ class _Statement(NamedTuple):
     many: bool = False
 
 
+def ledger_directory(storage: Path) -> Path:
+    """Return the directory of the ledger: RLJOB_LEDGER, or the job's storage."""
+    return Path(os.environ.get(LEDGER_DIRECTORY) or storage)
+
+
 class StorageInUseError(Exception):
     """Another coordinator uses the storage. It may still end: the start can be retried."""
 
@@ -62,7 +69,8 @@ class TransitionError(Exception):
 
 
 class Store:
-    """One run's ledger and payload in ``directory``. One process writes at a time; readers are not restricted.
+    """One run's ledger and payload in ``directory``, the job's storage; RLJOB_LEDGER may name another directory for the
+    ledger. One process writes at a time; readers are not restricted.
 
     With ``directory`` None both are in memory, and the event loop commits without a thread: for simulations.
 
@@ -78,15 +86,18 @@ class Store:
         self._effects: list[Effect] = []
         self._wake = asyncio.Event()
         self._commits = 0
-        self._lock = None if directory is None else _acquire_lock(directory)
+        self._locks: list[int] = []
         try:
+            # Both: a coordinator with another volume for its ledger must not write to the payload.
+            for each in dict.fromkeys([directory, ledger_directory(directory)]) if directory is not None else ():
+                self._locks += _acquire_lock(each)
             self._open(directory)
         except BaseException:  # a retry, by this or another process, must not find it locked
             self.unlock()
             raise
 
     def _open(self, directory: Path | None) -> None:
-        self._path = self.directory if directory is None else directory / LEDGER
+        self._path = self.directory if directory is None else ledger_directory(directory) / LEDGER
         self.db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
         self.db.execute("PRAGMA journal_mode=WAL")
         self.db.execute("PRAGMA synchronous=FULL")
@@ -173,10 +184,9 @@ class Store:
         self.unlock()
 
     def unlock(self) -> None:
-        """Release the lock, as the system does when this process dies."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        """Release the locks, as the system does when this process dies."""
+        while self._locks:
+            os.close(self._locks.pop())
 
     # --- in the store's thread, if it has one ---
 
@@ -202,8 +212,8 @@ class Store:
             self.db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
-def _acquire_lock(directory: Path) -> int | None:
-    """Lock the storage; return the descriptor of the lock, or None if the file system does not support locks.
+def _acquire_lock(directory: Path) -> list[int]:
+    """Lock a directory; return the descriptor of the lock, or none if the file system does not support locks.
 
     Raises:
         StorageInUseError: it is locked.
@@ -220,8 +230,8 @@ def _acquire_lock(directory: Path) -> int | None:
     except OSError as error:
         log.warning("%s: %s; a second coordinator on this storage is not prevented", directory / LOCK, error.strerror)
         os.close(lock)
-        return None
-    return lock
+        return []
+    return [lock]
 
 
 def check_version(path: Path, version: int) -> None:

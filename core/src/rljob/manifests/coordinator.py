@@ -6,12 +6,16 @@ The ServiceAccount may read the coordinator's own RLJob and write its status, an
 from __future__ import annotations
 
 from rljob.api.pod_models import PORT, PORT_NAME
+from rljob.manifests.names import ledger_claim_name
 from rljob.manifests.pods import PodSettings, http_probes, pod_template
-from rljob.manifests.render_context import RenderContext, RenderedRole
+from rljob.manifests.render_context import RenderContext, RenderedRole, Volume
 from rljob.manifests.resources import lost_node_tolerations
+from rljob.protocol.environment import LEDGER_DIRECTORY
 
 RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
 """Requests of small servers. Pods without requests are evicted first when a node runs out of memory."""
+LEDGER_PATH = "/var/lib/rljob-ledger"
+"""Mount path of the ledger's volume."""
 RBAC = "rbac.authorization.k8s.io"
 
 
@@ -21,6 +25,7 @@ def coordinator(ctx: RenderContext) -> RenderedRole:
     template = job.spec.coordinator.template
     role = ctx.role_key("coordinator", own=template)
     name = ctx.name("coordinator")
+    ledger = _ledger_volumes(ctx)
     pod = PodSettings(
         role,
         image="coordinator",
@@ -29,7 +34,9 @@ def coordinator(ctx: RenderContext) -> RenderedRole:
             "RLJOB_NAMESPACE": ctx.target.namespace,
             "RLJOB_JOB_NAME": job.metadata.name,
             "RLJOB_JOB_UID": ctx.target.uid,
+            **({LEDGER_DIRECTORY: LEDGER_PATH} if ledger else {}),
         },
+        volumes=ledger,
         tokens={"RLJOB_TOKENS": "coordinator"},
         serves=True,
         probes=http_probes(job.spec.failure_policy.hang_seconds),
@@ -61,6 +68,14 @@ def coordinator(ctx: RenderContext) -> RenderedRole:
         ),
         desired=1,
     )
+
+
+def _ledger_volumes(ctx: RenderContext) -> list[Volume]:
+    """Return the volume of the ledger, unless the ledger is in the job's storage."""
+    if ctx.job.spec.storage.ledger is None:
+        return []
+    claim = {"claimName": ledger_claim_name(ctx.job.metadata.name)}
+    return [({"name": "rljob-ledger", "persistentVolumeClaim": claim}, LEDGER_PATH)]
 
 
 def access(ctx: RenderContext) -> RenderedRole:

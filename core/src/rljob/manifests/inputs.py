@@ -14,6 +14,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from rljob.api.base import Model, Quantity
 from rljob.api.errors import sentences
+from rljob.api.kubernetes import AccessMode, Peer
 
 Object: TypeAlias = dict[str, Any]
 """A Kubernetes object as JSON."""
@@ -45,6 +46,11 @@ class Cluster:
     """Gang provider of jobs that set none."""
     requests_per_gpu: Mapping[str, str] = field(default_factory=lambda: {"cpu": "2", "memory": "8Gi"})
     """Resource → what pods of trainer and engines request of it for each GPU."""
+    user: int | None = 65532
+    """User and group of every process, and group of the volumes: the `nonroot` user of distroless images. None: the
+    cluster assigns them, as OpenShift does from a range of the namespace."""
+    allow_from: tuple[Peer, ...] = ()
+    """Pods that may read the coordinator of every job, besides those of `spec.network.allowFrom`: Prometheus."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,6 @@ class RenderTarget:
 
 
 _ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
-AccessMode = Literal["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]
 _Defaults = Cluster()
 
 
@@ -96,6 +101,8 @@ class ClusterSettings(Model):
     accelerator: Literal["nvidia", "cpu"] = _Defaults.accelerator
     gang: Literal["none"] = _Defaults.gang
     requests_per_gpu: RequestsPerGpu = RequestsPerGpu()
+    user: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = _Defaults.user
+    allow_from: Annotated[tuple[Peer, ...], Field(max_length=64)] = ()
 
 
 def read_cluster(data: Mapping[str, Any]) -> Cluster:
@@ -118,5 +125,7 @@ def read_cluster(data: Mapping[str, Any]) -> Cluster:
         access_modes=read.access_modes,
         accelerator=read.accelerator,
         gang=read.gang,
+        user=read.user,
+        allow_from=read.allow_from,
         requests_per_gpu={"cpu": read.requests_per_gpu.cpu, "memory": read.requests_per_gpu.memory},
     )

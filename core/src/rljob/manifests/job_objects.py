@@ -1,10 +1,11 @@
-"""Objects of a job without pods: the claim of the storage, and the ConfigMap with job.json.
+"""Objects of a job without pods: the claims of storage and ledger, and the ConfigMap with job.json.
 
 job.json is the manifest that the job's processes read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,34 +13,43 @@ import msgspec
 from rljob.api.models import RLJob
 from rljob.manifests import names
 from rljob.manifests.hashes import Inputs
-from rljob.manifests.names import claim_name
-from rljob.manifests.render_context import RenderContext, RenderedRole
+from rljob.manifests.inputs import Object
+from rljob.manifests.names import claim_name, ledger_claim_name
+from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
 
 KEY = "job.json"
 """Key in the ConfigMap, and name of the file in a pod."""
 
 
 def storage(ctx: RenderContext) -> RenderedRole:
-    """Return the storage's role. A retained claim has no owner, so deleting a job never deletes a trained model."""
-    wanted, cluster = ctx.job.spec.storage, ctx.cluster
+    """Return the role of the claims: of the storage, and of the ledger if it has a volume of its own."""
+    job, wanted, cluster = ctx.job.metadata.name, ctx.job.spec.storage, ctx.cluster
     role = ctx.role_key("storage")
-    if wanted.claim is not None:
-        return RenderedRole(role.name, role.kind, role.hash, ())
-    spec: dict[str, Any] = {
-        "accessModes": [*cluster.access_modes],
-        "resources": {"requests": {"storage": wanted.size or cluster.storage_size}},
-    }
-    if cluster.storage_class:
-        spec["storageClassName"] = cluster.storage_class
-    claim = ctx.object(
+    claims: list[Object] = []
+    if wanted.claim is None:
+        size, modes = wanted.size or cluster.storage_size, wanted.access_modes or cluster.access_modes
+        claims.append(_claim(ctx, role, claim_name(job), size, modes, wanted.class_name or cluster.storage_class))
+    if wanted.ledger is not None:
+        ledger = wanted.ledger
+        claims.append(_claim(ctx, role, ledger_claim_name(job), ledger.size, ["ReadWriteOnce"], ledger.class_name))
+    return RenderedRole(role.name, role.kind, role.hash, tuple(claims))
+
+
+def _claim(
+    ctx: RenderContext, role: RoleKey, name: str, size: str, modes: Sequence[str], class_name: str | None
+) -> Object:
+    """Return a claim. A retained claim has no owner, so deleting a job never deletes a trained model."""
+    spec: dict[str, Any] = {"accessModes": [*modes], "resources": {"requests": {"storage": size}}}
+    if class_name:
+        spec["storageClassName"] = class_name
+    return ctx.object(
         role,
         "PersistentVolumeClaim",
-        claim_name(ctx.job.metadata.name),
+        name,
         {"spec": spec},
-        owned=wanted.retention == "Delete",
+        owned=ctx.job.spec.storage.retention == "Delete",
         annotations={names.SPEC_HASH: ctx.inputs.lasting},
     )
-    return RenderedRole(role.name, role.kind, role.hash, (claim,))
 
 
 def job_json(job: RLJob, inputs: Inputs) -> str:

@@ -55,6 +55,11 @@ def claim_name(job: str, given: str | None = None) -> str:
     return given or object_name(job, "storage")
 
 
+def ledger_claim_name(job: str) -> str:
+    """Return the name of the claim of a job's ledger, if it has one of its own."""
+    return object_name(job, "ledger")
+
+
 def dns_name(host: str, namespace: str, domain: str) -> str:
     """Return the DNS name of a service, or of a pod of a headless service."""
     return f"{host}.{namespace}.svc.{domain}"

@@ -7,12 +7,14 @@ connections to them are not restricted.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from rljob.api.kubernetes import Destination, Peer
+from rljob.api.kubernetes import Destination, Egress, Peer
 from rljob.api.pod_models import PORT
 from rljob.manifests import names
 from rljob.manifests.inputs import Object
+from rljob.manifests.names import role_name
 from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
 
 API_PORTS = (443, 6443)
@@ -22,43 +24,72 @@ DNS_PORT = 53
 
 def network(ctx: RenderContext) -> RenderedRole:
     """Return the role of the network policies. With `policy: Disabled` it has no objects."""
-    spec = ctx.job.spec.network
-    role = ctx.role_key("network", own=ctx.inputs.written.get("network"))
+    spec, rewards = ctx.job.spec.network, _own_egress(ctx)
+    inputs = [ctx.inputs.written.get("network")]
+    inputs += [{name: egress.model_dump(mode="json")} for name, egress in rewards.items()]
+    role = ctx.role_key("network", own=inputs if rewards else inputs[0])
     objects: list[Object] = []
     if spec.policy == "Enabled":
-        objects.append(_policy(ctx, role, "pods", "", _pods(ctx)))
+        listed = spec.egress.policy == "Listed"
+        objects.append(_policy(ctx, role, "pods", "", _pods(ctx, restricted=listed and not rewards)))
+        if (
+            listed and rewards
+        ):  # a pod may do what any of its policies allows, so none else selects those with their own
+            objects.append(_policy(ctx, role, "egress", "", _egress(ctx, spec.egress), rewards))
+        for name, egress in rewards.items():
+            if egress.policy == "Listed":
+                objects.append(_policy(ctx, role, f"egress-{name}", name, _egress(ctx, egress)))
         if coordinator := _coordinator(ctx):
             objects.append(_policy(ctx, role, "coordinator", "coordinator", coordinator))
     return RenderedRole(role.name, role.kind, role.hash, tuple(objects))
 
 
-def _policy(ctx: RenderContext, role: RoleKey, name: str, to_role: str, spec: dict[str, Any]) -> Object:
-    selector = {"matchLabels": names.selector(ctx.job.metadata.name, to_role)}
+def _own_egress(ctx: RenderContext) -> dict[str, Egress]:
+    """Return role → its egress, for roles with one of their own."""
+    return {role_name("reward", each.name): each.egress for each in ctx.job.spec.rewards if each.egress is not None}
+
+
+def _policy(
+    ctx: RenderContext, role: RoleKey, name: str, to_role: str, spec: dict[str, Any], excluded: Collection[str] = ()
+) -> Object:
+    """Return a policy of the pods of a role, or of all roles without those ``excluded``."""
+    selector: dict[str, Any] = {"matchLabels": names.selector(ctx.job.metadata.name, to_role)}
+    if excluded:
+        selector["matchExpressions"] = [{"key": names.ROLE, "operator": "NotIn", "values": sorted(excluded)}]
     body = {"spec": {"podSelector": selector, **spec}}
     return ctx.object(role, "NetworkPolicy", ctx.name("network", name), body, api="networking.k8s.io/v1")
 
 
-def _pods(ctx: RenderContext) -> dict[str, Any]:
+def _own(ctx: RenderContext) -> list[dict[str, Any]]:
+    """Return the peers that are pods of the job."""
     nodes = [_range(each) for each in ctx.job.spec.network.nodes]
-    own = [{"podSelector": {"matchLabels": names.selector(ctx.job.metadata.name)}}, *nodes]
-    spec: dict[str, Any] = {"policyTypes": ["Ingress"], "ingress": [{"from": own}]}
-    egress = ctx.job.spec.network.egress
-    if egress.policy == "Listed":
-        dns = [{"port": DNS_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
-        listed = [{"to": [_range(destination)]} for destination in egress.to]
-        spec["policyTypes"].append("Egress")
-        spec["egress"] = [{"to": own}, {"ports": dns}, *listed]
-    return spec
+    return [{"podSelector": {"matchLabels": names.selector(ctx.job.metadata.name)}}, *nodes]
+
+
+def _pods(ctx: RenderContext, restricted: bool) -> dict[str, Any]:
+    """Return the spec of the policy of all pods. ``restricted``: it restricts outgoing connections too."""
+    ingress: dict[str, Any] = {"policyTypes": ["Ingress"], "ingress": [{"from": _own(ctx)}]}
+    if not restricted:
+        return ingress
+    egress = _egress(ctx, ctx.job.spec.network.egress)
+    return {**ingress, **egress, "policyTypes": ["Ingress", "Egress"]}
+
+
+def _egress(ctx: RenderContext, egress: Egress) -> dict[str, Any]:
+    """Return the spec of a policy that allows the job's pods, DNS and the listed destinations."""
+    dns = [{"port": DNS_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
+    listed = [{"to": [_range(destination)]} for destination in egress.to]
+    return {"policyTypes": ["Egress"], "egress": [{"to": _own(ctx)}, {"ports": dns}, *listed]}
 
 
 def _coordinator(ctx: RenderContext) -> dict[str, Any]:
     """Return the spec of the coordinator's additional policy; empty if there is none."""
     wanted = ctx.job.spec.network
     spec: dict[str, Any] = {"policyTypes": []}
-    if wanted.allow_from:
+    if peers := [*ctx.cluster.allow_from, *wanted.allow_from]:
         spec["policyTypes"].append("Ingress")
         ports = [{"port": PORT, "protocol": "TCP"}]
-        spec["ingress"] = [{"from": [_peer(peer) for peer in wanted.allow_from], "ports": ports}]
+        spec["ingress"] = [{"from": [_peer(peer) for peer in peers], "ports": ports}]
     if wanted.egress.policy == "Listed":
         spec["policyTypes"].append("Egress")
         spec["egress"] = [{"ports": [{"port": port, "protocol": "TCP"} for port in API_PORTS]}]

@@ -31,8 +31,6 @@ from rljob.manifests.names import claim_name, dns_name, secret_name
 from rljob.manifests.render_context import RenderContext, RoleKey, Volume
 from rljob.protocol.environment import ACCELERATOR
 
-USER = 65532
-"""User and group of every process: the `nonroot` user of distroless images."""
 JOB_DIRECTORY = "/etc/rljob/job"
 TOKEN_DIRECTORY = "/etc/rljob/token"
 PROBE_DIRECTORY = "/run/rljob"
@@ -126,14 +124,7 @@ def _spec(ctx: RenderContext, pod: PodSettings) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": _security(ctx.cluster.user),
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "containers": [_container(ctx, pod, volumes)],
         "volumes": [volume for volume, _ in volumes],
@@ -144,6 +135,17 @@ def _spec(ctx: RenderContext, pod: PodSettings) -> dict[str, Any]:
     if ctx.cluster.image_pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in ctx.cluster.image_pull_secrets]
     return spec
+
+
+def _security(user: int | None) -> dict[str, Any]:
+    """Return the security context of a pod. ``user``: None: the cluster assigns user and groups."""
+    ids = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
+    return {
+        "runAsNonRoot": True,
+        **ids,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
 
 
 def _container(ctx: RenderContext, pod: PodSettings, volumes: Sequence[Volume]) -> dict[str, Any]:

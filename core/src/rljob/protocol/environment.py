@@ -32,6 +32,8 @@ MASTER = "RLJOB_MASTER"
 ACCELERATOR = "RLJOB_ACCELERATOR"
 """Variable of every pod: nvidia or cpu, the meaning of ``accelerator: {kind: auto}`` in the cluster. On one machine
 RLJOB_JOB contains no ``auto``."""
+LEDGER_DIRECTORY = "RLJOB_LEDGER"
+"""Variable of the coordinator: directory of the ledger, if it is not in RLJOB_STORAGE."""
 RENDEZVOUS_ID = "RLJOB_RENDEZVOUS_ID"
 """Variable of the trainer: unique to this attempt of this job, so that ranks of other attempts cannot join."""
 
