@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import random
 import ssl
-import subprocess
 from dataclasses import replace
 
 import aiohttp
@@ -13,6 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from core.tests.certificates import certificate
 from rljob.kube import errors
 from rljob.kube.access import Access
 from rljob.kube.client import ApiClient
@@ -130,17 +130,6 @@ async def test_requests_go_through_the_proxy_of_the_kubeconfig_with_the_credenti
     assert answer == b'{"from": "proxy"}' and seen == [("api.invalid:1", "Bearer t", "test")]
 
 
-def certificate(directory, name):
-    """Make a certificate for a name, which is its own authority; return the files of the certificate and its key."""
-    directory.mkdir()
-    path, key = directory / "tls.crt", directory / "tls.key"
-    names = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command = ["openssl", "req", "-x509", *curve, *names, "-days", "2", "-keyout", str(key), "-out", str(path)]
-    subprocess.run(command, check=True, capture_output=True)
-    return path, key
-
-
 @contextlib.asynccontextmanager
 async def https_server(path, key):
     """Serve {} with TLS on the loopback address; yield the URL."""
@@ -163,7 +152,7 @@ async def https_server(path, key):
 
 
 async def test_the_certificate_is_checked_for_the_name_of_tls_server_name(tmp_path):
-    path, key = certificate(tmp_path / "server", "api.example")
+    path, key = certificate(tmp_path / "server", "DNS:api.example")
     timeout = aiohttp.ClientTimeout(total=5)
     async with https_server(path, key) as url:
         named = Access(url, ssl.create_default_context(cafile=str(path)), server_name="api.example")
@@ -175,8 +164,8 @@ async def test_the_certificate_is_checked_for_the_name_of_tls_server_name(tmp_pa
 
 
 async def test_a_replaced_authority_is_read_again(tmp_path):
-    path, key = certificate(tmp_path / "server", "api.example")
-    other, _ = certificate(tmp_path / "other", "api.example")
+    path, key = certificate(tmp_path / "server", "DNS:api.example")
+    other, _ = certificate(tmp_path / "other", "DNS:api.example")
     authority = tmp_path / "ca.crt"
     authority.write_bytes(other.read_bytes())
     timeout = aiohttp.ClientTimeout(total=5)

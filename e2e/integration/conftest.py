@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from e2e.integration.helm_program import Helm
+from tools.cluster.controlplane import ControlPlane
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -13,3 +16,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker("apiserver")
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory) -> Helm:
+    """helm without a cluster."""
+    return Helm(tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture
+def helm(tmp_path, cluster: ControlPlane) -> Helm:
+    """helm with the kubeconfig of the cluster."""
+    return Helm(tmp_path, cluster.kubeconfig)

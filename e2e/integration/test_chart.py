@@ -3,56 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
 
+from e2e.integration.helm_program import CHART, KUBERNETES, Helm, of_kind
 from rljob.operator.config import read_settings
 from rljob.operator.object_kinds import CHILDREN
-from tools.cluster import build
 from tools.cluster.client import ApiError
 from tools.cluster.controlplane import ControlPlane
 
-CHART = Path(__file__).parents[2] / "charts" / "rljob"
-KUBERNETES = "1.36.0"
 READ = ("get", "list", "watch")
-
-
-class Helm:
-    """The real helm."""
-
-    def __init__(self, home: Path, kubeconfig: Path | None = None) -> None:
-        self._program = str(build.ensure("helm") / "helm")
-        self._environment = dict(os.environ) | {"HOME": str(home), "KUBECONFIG": str(kubeconfig or "/dev/null")}
-
-    def __call__(self, *arguments: str, code: int = 0) -> str:
-        """Run helm and return its output."""
-        done = subprocess.run(
-            [self._program, *arguments], env=self._environment, capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == code, f"helm {' '.join(arguments)}: {done.stdout}{done.stderr}"
-        return done.stdout + done.stderr
-
-    def template(self, *values: str) -> list[dict]:
-        """Return the objects that the chart renders."""
-        text = self("template", "rljob", str(CHART), "-n", "rljob-system", "--kube-version", KUBERNETES, *values)
-        return [found for found in yaml.safe_load_all(text) if found]
-
-
-@pytest.fixture(scope="session")
-def program(tmp_path_factory) -> Helm:
-    """helm without a cluster."""
-    return Helm(tmp_path_factory.mktemp("helm"))
-
-
-@pytest.fixture
-def helm(tmp_path, cluster: ControlPlane) -> Helm:
-    """helm with the kubeconfig of the cluster."""
-    return Helm(tmp_path, cluster.kubeconfig)
 
 
 @pytest.fixture
@@ -61,10 +23,6 @@ def release(cluster: ControlPlane, namespace: str, helm: Helm) -> Iterator[str]:
     helm("install", namespace, str(CHART), "-n", namespace)
     yield f"{namespace}-operator"
     helm("uninstall", namespace, "-n", namespace, "--ignore-not-found")
-
-
-def of_kind(found: list[dict], kind: str) -> dict:
-    return next(o for o in found if o["kind"] == kind)
 
 
 def job(name: str) -> dict:

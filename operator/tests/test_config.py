@@ -37,6 +37,8 @@ def test_settings_are_read_from_yaml_and_json(tmp_path):
         ("lease: {durationSeconds: 4, renewSeconds: 3.5}", "lease.durationSeconds: must be at least 1 more than"),
         ("listen: here", "listen: must be host:port, such as :8080"),
         ("listen: '0.0.0.0:70000'", "listen: must be host:port"),
+        ("webhook: {listen: here}", "webhook.listen: must be host:port, such as :8080"),
+        ("webhook: {certificat: x}", "webhook.certificat: unknown field; did you mean certificate?"),
         ("namespaces: [Team_A]", "namespaces[0]: "),
         ("[]", "not a mapping"),
         ("a: b: c", "cannot be read"),

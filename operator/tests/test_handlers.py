@@ -10,6 +10,7 @@ import pytest
 
 from rljob.kube.access import Access
 from rljob.operator import handlers
+from rljob.operator.admission_server import AdmissionServer
 from rljob.operator.config import CONFIG, OperatorSettings, Start, start_of
 from rljob.operator.lease import LeaseLostError
 from rljob.operator.service import Service
@@ -102,6 +103,8 @@ def test_kopf_logs_no_line_for_every_event(caplog):
             log.info("Handler 'rljob' succeeded.")
             log.info("Handler 'acme' succeeded.")
             log.error("Handler 'rljob' failed.")
+            log.info("Handler 'validate' succeeded.")
+            log.error("Handler 'validate' failed permanently: spec.seed: must be a whole number")
         assert [record.getMessage() for record in caplog.records] == [
             "Handler 'acme' succeeded.",
             "Handler 'rljob' failed.",
@@ -111,3 +114,23 @@ def test_kopf_logs_no_line_for_every_event(caplog):
         logging.getLogger("kopf.activities.probe").setLevel(logging.NOTSET)
     assert settings.scanning.disabled and settings.peering.standalone and not settings.posting.enabled
     assert settings.watching.chunk_size == 500
+
+
+def test_reviews_of_new_and_changed_rljobs_go_to_the_operators_own_server():
+    before, registry = kopf.get_default_registry(), kopf.OperatorRegistry()
+    kopf.set_default_registry(registry)
+    settings, server = kopf.OperatorSettings(), AdmissionServer()
+    try:
+        handlers._review(settings, server)
+    finally:
+        kopf.set_default_registry(before)
+    (handler,) = registry._webhooks.get_all_handlers()
+    assert (handler.id, handler.fn, handler.subresource) == ("validate", handlers.validate, None)
+    assert [*handler.operations] == ["CREATE", "UPDATE"]
+    assert settings.admission.server == server.connect
+    assert settings.admission.managed is None, "the chart writes the configuration of the API server"
+
+
+def test_without_a_webhook_kopf_has_no_handler_of_admission(tmp_path):
+    assert service(tmp_path).admission is None
+    assert not kopf.get_default_registry()._webhooks.get_all_handlers()

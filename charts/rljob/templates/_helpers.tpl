@@ -58,6 +58,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   "accessModes" .Values.jobs.storage.accessModes
   "accelerator" .Values.jobs.accelerator
   "requestsPerGpu" .Values.jobs.requestsPerGPU
+  "user" .Values.podSecurity.user
+  "allowFrom" .Values.jobs.allowFrom
   "gang" .Values.jobs.gang -}}
 {{- $seconds := int .Values.leaseSeconds -}}
 {{- $lease := dict
@@ -65,11 +67,24 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   "durationSeconds" $seconds
   "renewSeconds" (div (mul 2 $seconds) 3)
   "retrySeconds" (max 1 (div $seconds 7)) -}}
-{{- dict
+{{- $settings := dict
   "cluster" $cluster
   "namespaces" .Values.watchNamespaces
   "workers" (int .Values.workers)
   "listen" (printf ":%d" (int .Values.metrics.port))
   "logLevel" .Values.logLevel
-  "lease" $lease | toPrettyJson -}}
+  "lease" $lease -}}
+{{- if .Values.webhook.enabled -}}
+{{- $_ := set $settings "webhook" (dict "listen" (printf ":%d" (int .Values.webhook.port))) -}}
+{{- end -}}
+{{- toPrettyJson $settings -}}
+{{- end -}}
+
+{{- define "rljob.webhookName" -}}
+{{- include "rljob.name" . }}-webhook
+{{- end -}}
+
+{{- /* Name of the Secret of the webhook's certificate. cert-manager's is another one, which Helm does not own. */ -}}
+{{- define "rljob.webhookSecret" -}}
+{{- include "rljob.webhookName" . }}{{ if eq .Values.webhook.certificates "certManager" }}-tls{{ end }}
 {{- end -}}

@@ -47,11 +47,10 @@ class ServerConfig(uvicorn.Config):
         self.open_connections = OpenConnections(limits)
         super().__init__(
             app,
-            http=HttpProtocol,
             h11_max_incomplete_event_size=limits.head_bytes,
             timeout_keep_alive=limits.idle_seconds,
             access_log=False,
-            **options,
+            **{"http": HttpProtocol, **options},
         )
 
 
@@ -63,7 +62,8 @@ class HttpServer(uvicorn.Server):
         limits: of this server.
         is_token: whether this value of the header Authorization is of a process of the job.
         signals: end at SIGTERM and SIGINT. Otherwise the caller sets ``should_exit``.
-        options: of uvicorn.Config.
+        options: of uvicorn.Config. ``http``: instead of :class:`HttpProtocol`, for TLS; see
+            :mod:`rljob.protocol.tls_connection`.
     """
 
     def __init__(

@@ -58,6 +58,22 @@ class LeaseSettings(Model):
         return self.duration_seconds - self.renew_seconds
 
 
+class WebhookSettings(Model):
+    """Admission webhook: an RLJob with an invalid spec is refused when it is written."""
+
+    listen: _Line = ":9443"
+    """host:port of the webhook; see `listen` of the operator."""
+    certificate: _Line = "/etc/webhook/tls.crt"
+    """PEM file with the certificate of the server. It is read again when it changes."""
+    key: _Line = "/etc/webhook/tls.key"
+    """PEM file with its private key."""
+
+    @model_validator(mode="after")
+    def _check(self) -> WebhookSettings:
+        _check_listen(self.listen)
+        return self
+
+
 class OperatorSettings(Model):
     """Settings of the operator."""
 
@@ -76,19 +92,25 @@ class OperatorSettings(Model):
     """host:port of /metrics and /readyz; without a host: all addresses, of IPv4 and IPv6; port 0: a free port."""
     lease: LeaseSettings = LeaseSettings()
     """Election of the leader."""
+    webhook: WebhookSettings | None = None
+    """Admission webhook. Default: none."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Level of log messages."""
 
     @model_validator(mode="after")
-    def _check_listen(self) -> OperatorSettings:
-        port = host_and_port(self.listen)[1]
-        if not port.isdecimal() or int(port) > 65_535:
-            raise ValueError(f"listen: must be host:port, such as :8080, not {self.listen!r}")
+    def _check(self) -> OperatorSettings:
+        _check_listen(self.listen)
         return self
 
     def for_rendering(self) -> Cluster:
         """Return the settings of the cluster for rendering."""
         return read_cluster(self.cluster.model_dump(mode="json", by_alias=True))
+
+
+def _check_listen(listen: str) -> None:
+    port = host_and_port(listen)[1]
+    if not port.isdecimal() or int(port) > 65_535:
+        raise ValueError(f"listen: must be host:port, such as :8080, not {listen!r}")
 
 
 @dataclass(frozen=True)

@@ -77,13 +77,17 @@ class DecodedJobs:
 def read_manifest(cached: CachedJob) -> Manifest:
     """Return an RLJob's manifest; its errors are in ``problems``."""
     meta = cached.metadata
-    spec = msgspec.json.decode(cached.spec)
+    return manifest_of(meta.name, msgspec.json.decode(cached.spec), meta.generation)
+
+
+def manifest_of(name: str, spec: Any, generation: int = 0) -> Manifest:
+    """Return the manifest of an RLJob with this name and this spec as JSON."""
     managed = isinstance(spec, dict) and spec.get("managedBy") not in (None, OPERATOR)
-    data = {"apiVersion": API_VERSION, "kind": "RLJob", "metadata": {"name": meta.name}, "spec": spec}
+    data = {"apiVersion": API_VERSION, "kind": "RLJob", "metadata": {"name": name}, "spec": spec}
     try:
-        return Manifest(meta.generation, validate(data), (), managed)
+        return Manifest(generation, validate(data), (), managed)
     except ManifestError as error:
-        return Manifest(meta.generation, None, tuple(error.problems), managed)
+        return Manifest(generation, None, tuple(error.problems), managed)
 
 
 def read_status(raw: bytes) -> RLJobStatus:

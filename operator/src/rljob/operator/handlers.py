@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 import click
 import kopf
 
+from rljob.api.text_escape import escape_block
+from rljob.operator.admission import new_problems
+from rljob.operator.admission_server import AdmissionServer
 from rljob.operator.config import start_of
 from rljob.operator.informers import TypesInstalledError
 from rljob.operator.lease import LeaseLostError
 from rljob.operator.object_kinds import RLJOBS
 from rljob.operator.operator_client import PAGE, FencedError
+from rljob.operator.planning.conditions import MAX_MESSAGE_CHARACTERS
 from rljob.operator.service import Service
 
-ID = "rljob"
+ID, VALIDATE = "rljob", "validate"
 STOP_SECONDS = 20.0
 """After a signal the process is killed if it has not ended within this time; a pod has 30 seconds."""
 BACKOFFS = (1, 1, 2, 3, 5, 8, 13, 21, *[30] * 120)
@@ -44,6 +49,11 @@ async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     except OSError as error:
         await memo.rljob.stop()
         raise kopf.PermanentError(f"listen: {error}") from error
+    except ValueError as error:
+        await memo.rljob.stop()
+        raise kopf.PermanentError(f"webhook: {error}") from error
+    if memo.rljob.admission is not None:
+        _review(settings, memo.rljob.admission)
 
 
 @kopf.on.login(id=ID, retries=3)
@@ -57,6 +67,13 @@ async def login(memo: Any, **_: Any) -> kopf.AiohttpSession:
 async def take(event: kopf.RawEvent, memo: Any, **_: Any) -> None:
     """Store the RLJob and enqueue its key."""
     memo.rljob.operator.caches.take_job(event["type"], event["object"])
+
+
+async def validate(body: Mapping[str, Any], old: Mapping[str, Any] | None = None, **_: Any) -> None:
+    """Refuse an RLJob that the operator would report as InvalidSpec."""
+    problems = new_problems(body, old)
+    if problems:
+        raise kopf.AdmissionError(escape_block("; ".join(problems))[:MAX_MESSAGE_CHARACTERS], code=422)
 
 
 @kopf.on.probe(id="leader")
@@ -102,9 +119,21 @@ def _configure(settings: kopf.OperatorSettings) -> None:
     logging.getLogger("kopf.objects").addFilter(_is_worth_a_line)
 
 
+def _review(settings: kopf.OperatorSettings, server: AdmissionServer) -> None:
+    """Register the handler of admission; kopf refuses to start with one and without a server for it."""
+    settings.admission.server = server.connect
+    register = kopf.on.validate(
+        RLJOBS.group, RLJOBS.version, RLJOBS.plural, id=VALIDATE, operations=("CREATE", "UPDATE")
+    )
+    register(validate)
+
+
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Return False for the line that kopf logs for every event of an RLJob."""
-    return record.levelno > logging.INFO or f"'{ID}' succeeded" not in str(record.msg)
+    """Return False for the lines that kopf logs for every event of an RLJob and for every review."""
+    text = str(record.msg)
+    if f"'{VALIDATE}' failed permanently" in text:  # the user who wrote the RLJob reads why
+        return False
+    return record.levelno > logging.INFO or not any(f"'{each}' succeeded" in text for each in (ID, VALIDATE))
 
 
 def _option(name: str) -> Any:

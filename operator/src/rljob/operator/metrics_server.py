@@ -74,15 +74,15 @@ async def _answer_of_kopf(url: str) -> tuple[int, str, bytes]:
 
 
 @asynccontextmanager
-async def serving(app: Application, listen: str) -> AsyncIterator[int]:
-    """Serve ``app`` at host:port while entered; yield the port.
+async def serving(app: Application, listen: str, **options: Any) -> AsyncIterator[int]:
+    """Serve ``app`` at host:port while entered; yield the port. ``options``: of :class:`HttpServer`.
 
     Raises:
         OSError: the address is in use or not local.
     """
     host, port = host_and_port(listen)
     sockets = await _bind(host, int(port))
-    server = HttpServer(app, signals=False, lifespan="off", log_config=None, log_level="warning")
+    server = HttpServer(app, signals=False, lifespan="off", log_config=None, log_level="warning", **options)
     running, listening = (asyncio.create_task(each) for each in (server.serve(sockets), server.listening.wait()))
     try:
         await asyncio.wait((running, listening), return_when=asyncio.FIRST_COMPLETED)

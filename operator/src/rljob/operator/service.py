@@ -19,6 +19,7 @@ import aiohttp
 from rljob.kube.errors import ApiError
 from rljob.kube.http_session import open_session
 from rljob.manifests.inputs import Cluster
+from rljob.operator.admission_server import AdmissionServer
 from rljob.operator.config import OperatorSettings, Start
 from rljob.operator.informers import Caches
 from rljob.operator.lease import Lease
@@ -235,6 +236,8 @@ class Service:
         self.operator = Operator(self._client, settings, start.namespace, start.identity, self.metrics)
         self._listen, self._liveness, self._on_end = settings.listen, liveness, on_end
         self._stop = asyncio.Event()
+        self._webhook = settings.webhook
+        self.admission = AdmissionServer() if settings.webhook is not None else None
         self._open = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -242,11 +245,15 @@ class Service:
         """Start the operator and return; it waits for the Lease in the background.
 
         Raises:
-            OSError: the address for /metrics is in use or not local.
+            OSError: the address for /metrics or for the webhook is in use or not local.
+            ValueError: the certificate of the webhook cannot be read.
         """
         await self._open.enter_async_context(self._client)
         server = serving(build_app(self.metrics, lambda: self.operator.ready, self._liveness), self._listen)
         log.info("serving /metrics at port %d", await self._open.enter_async_context(server))
+        if self.admission is not None and self._webhook is not None:
+            webhook = self.admission.listening(self._webhook)
+            log.info("serving the webhook at port %d", await self._open.enter_async_context(webhook))
         self._tasks = [
             asyncio.create_task(self.operator.run(self._stop)),
             asyncio.create_task(self.metrics.measure_lag()),
