@@ -41,8 +41,8 @@ LISTS = {
 
 FIELDS = {field.name: field for field in manifest_fields(RLJob).values()}
 """Path without indices → metadata."""
-LOCAL = "spec.rewards.local.command"
-"""The field that is supported on one machine only."""
+LOCAL = ("spec.rewards.local.command", "spec.environments.local.command")
+"""The fields that are supported on one machine only."""
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_every_field_makes_a_difference_in_a_cluster(storage):
     rendered_once, decided_once = functools.cache(rendered_of), functools.cache(decisions_of)
     wrong = []
     for path, row in ROWS.items():
-        if isinstance(row, Refused) or refused(path) or path in {LOCAL, *KUBERNETES}:
+        if isinstance(row, Refused) or refused(path) or path in {*LOCAL, *KUBERNETES}:
             continue
         before, after = changed(path, row.value, row.given, storage, getattr(row, "also", ()))
         if (rendered_once(before) == rendered_of(after)) != (path in OPERATOR):
@@ -191,10 +191,11 @@ def decisions_of(text):
     return decisions(loads(text))
 
 
-def test_the_field_for_one_machine_is_rejected_in_a_cluster(storage):
-    _, after = changed(LOCAL, ROWS[LOCAL].value, ROWS[LOCAL].given, storage)
+@pytest.mark.parametrize("path", LOCAL)
+def test_a_field_for_one_machine_is_rejected_in_a_cluster(path, storage):
+    _, after = changed(path, ROWS[path].value, ROWS[path].given, storage)
     (problem,) = problems(loads(after))
-    assert problem.startswith("spec.rewards[0].local: is for rljob run")
+    assert problem.startswith(f"{path.removesuffix('.local.command')}[0].local: is for rljob run")
 
 
 FIRST_ROWS = {row.consumer: (path, row) for path, row in reversed(ROWS.items()) if isinstance(row, Shows)}

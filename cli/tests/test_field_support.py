@@ -12,6 +12,7 @@ from rljob.local import commands, field_support
 from rljob.local.commands import LocalContext
 
 POD = {"spec": {"containers": [{"name": "main", "image": "mine:1"}]}}
+LAKE = {"name": "lake", "builtin": "frozen_lake"}
 
 EXAMPLES = {
     "storage.size": ("storage", {"size": "10Gi"}),
@@ -22,6 +23,8 @@ EXAMPLES = {
     "scheduling.topology": ("scheduling", {"topology": {"key": "rack"}}),
     "rewards[].replicas.min": ("rewards", [{"name": "exact", "builtin": "reasoning_gym", "replicas": {"min": 2}}]),
     "rewards[].replicas.max": ("rewards", [{"name": "exact", "builtin": "reasoning_gym", "replicas": {"max": 2}}]),
+    "environments[].replicas.min": ("environments", [{**LAKE, "replicas": {"min": 2}}]),
+    "environments[].replicas.max": ("environments", [{**LAKE, "replicas": {"max": 2}}]),
     "rollouts[].replicas.max": ("rollouts", [{"name": "main", "replicas": {"max": 2}}]),
     "runner.replicas.max": ("runner", {"replicas": {"max": 2}}),
     "trainer.sharedMemory": ("trainer", {"sharedMemory": "1Gi"}),
@@ -54,8 +57,8 @@ IGNORED = {
 
 
 def components(manifest, tmp_path):
-    tokens = {"agent": "a", "trainer": "t", "runner": "r", "reward": "s", "owner": "o"}
-    here = LocalContext(tmp_path, {"coordinator": 1, "reward-exact": 2}, tokens)
+    tokens = {"agent": "a", "trainer": "t", "runner": "r", "reward": "s", "environment": "e", "owner": "o"}
+    here = LocalContext(tmp_path, {"coordinator": 1, "reward-exact": 2, "environment-lake": 3}, tokens)
     return {component.name: component for component in commands.components(resolve(validate(manifest)), here)}
 
 
@@ -65,9 +68,11 @@ def test_every_ignored_field_has_an_example():
 
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_a_field_without_effect_gives_one_warning_and_changes_no_command(manifest, tmp_path, path):
+    field, value = EXAMPLES[path]
+    if field == "environments":
+        manifest["spec"][field] = [LAKE]
     before = components(manifest, tmp_path)
     assert field_support.warnings(validate(manifest)) == []
-    field, value = EXAMPLES[path]
     manifest["spec"][field] = value
     if path.endswith("hostNetwork"):  # network policies forbid hostNetwork
         manifest["spec"]["network"] = {"policy": "Disabled"}
@@ -122,14 +127,18 @@ def test_the_initializer_has_the_variables_of_its_own_and_of_the_trainers_templa
     assert found.environment["RLJOB_SEED"] == str(manifest["spec"].get("seed", 0))
 
 
-@pytest.mark.parametrize("role", ["trainer", "runner", "coordinator", "initializer", "rollouts", "rewards"])
+LISTS = ("rollouts", "rewards", "environments")
+
+
+@pytest.mark.parametrize("role", ["trainer", "runner", "coordinator", "initializer", *LISTS])
 def test_other_fields_of_a_template_are_listed_in_one_warning(manifest, role):
     template = {"metadata": {"labels": {"a": "b"}}, "spec": {"nodeSelector": {}, **POD["spec"]}}
-    if role in ("rollouts", "rewards"):
+    manifest["spec"]["environments"] = [LAKE | {}]
+    if role in LISTS:
         manifest["spec"][role][0]["template"] = template
     else:
         manifest["spec"].setdefault(role, {})["template"] = template
-    path = f"spec.{role}{'[0]' if role in ('rollouts', 'rewards') else ''}.template"
+    path = f"spec.{role}{'[0]' if role in LISTS else ''}.template"
     assert field_support.warnings(validate(manifest)) == [
         f"{path}: fields of pods have no effect here: metadata, spec.nodeSelector, image of main"
     ]
@@ -142,14 +151,15 @@ def test_as_many_runners_are_started_as_the_manifest_requests(manifest, tmp_path
     assert found["runner-2"].environment == found["runner"].environment
 
 
-def test_a_user_container_needs_a_local_command(manifest):
-    manifest["spec"]["rewards"] = [{"name": "exact", "template": POD}]
+@pytest.mark.parametrize("field", ["rewards", "environments"])
+def test_a_user_container_needs_a_local_command(manifest, field):
+    manifest["spec"][field] = [{"name": "exact", "template": POD}]
     (line,) = field_support.errors(resolve(validate(manifest)), ())
-    assert line.startswith("spec.rewards[0].template: a container cannot be run on this machine; add local: {command")
-    manifest["spec"]["rewards"][0]["local"] = {"command": ["./serve"]}
+    assert line.startswith(f"spec.{field}[0].template: a container cannot be run on this machine; add local: {{command")
+    manifest["spec"][field][0]["local"] = {"command": ["./serve"]}
     assert field_support.errors(resolve(validate(manifest)), ()) == []
     assert field_support.warnings(validate(manifest)) == [
-        "spec.rewards[0].template: has no effect here, local.command is run instead"
+        f"spec.{field}[0].template: has no effect here, local.command is run instead"
     ]
 
 

@@ -21,6 +21,7 @@ from rljob.remote.pod_logs import PodLogs
 SPEC = {
     "initializer": {"command": ["make"]},
     "rewards": [{"name": "exact", "builtin": "exact_match"}, {"name": "far", "url": "http://far"}],
+    "environments": [{"name": "lake", "builtin": "frozen_lake"}, {"name": "away", "url": "http://away"}],
     "rollouts": [{"name": "main"}],
 }
 
@@ -40,7 +41,8 @@ QUOTA = {"name": "trainer", "summary": "1 of 1 trainer pod refused: exceeded quo
 
 
 def test_roles_are_those_that_have_pods() -> None:
-    assert roles(rljob()) == ["initializer", "coordinator", "runner", "trainer", "reward-exact", "rollout-main"]
+    always = ["initializer", "coordinator", "runner", "trainer"]
+    assert roles(rljob()) == [*always, "reward-exact", "environment-lake", "rollout-main"]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_a_component_without_pods_is_not_reported_as_unknown(job: RemoteJob) -> 
         PodLogs(job, ["trainr"])
     assert caught.value.exit_code == 2
     assert str(caught.value).endswith(
-        "; name one of coordinator, initializer, reward-exact, rollout-main, runner, trainer"
+        "; name one of coordinator, environment-lake, initializer, reward-exact, rollout-main, runner, trainer"
     )
     with pytest.raises(
         CliError, match=r"^RLJob sums in .* has no pods: the RLJob reports Initializing: the initializer"

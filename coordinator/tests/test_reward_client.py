@@ -17,8 +17,8 @@ from rljob.api.roles import Reward
 from rljob.protocol.score_messages import Score, ScoreItem, ScoreReply, ScoreRequest
 from rljob.runner import scoring
 from rljob.runner.reward_http import RefusedSampleError, RewardUnavailableError, ServiceFailedError
-from rljob.runner.reward_replicas import Replica
 from rljob.runner.scoring import RewardClient
+from rljob.runner.service_replicas import Replica
 from rljob.simulation.virtual_time import run_in_virtual_time
 
 Behaviour = Callable[[list[ScoreItem]], Coroutine[Any, Any, None]]

@@ -94,6 +94,11 @@ GOOD = [
     ),
     Case("a model of the Hub", ("spec.models[0].source='hf://Qwen/Qwen3-0.6B@refs/pr/1'",), ""),
     Case("a model in S3", ("spec.models[0].source='s3://my.bucket/a/b c/'",), ""),
+    Case(
+        "an environment of your own in a cluster",
+        (f"spec.environments=[{{name: maze, template: {_TEMPLATE}, local: {{command: [serve]}}}}]",),
+        "",
+    ),
     Case("a reward service outside the job", ("spec.rewards=[{name: exact, url: 'http://scores.example:80/x'}]",), ""),
     Case(
         "dedicated evaluation",
@@ -204,9 +209,29 @@ FIELDS = [
     Case(
         "an environment with two forms",
         (*_ACTING, "spec.environments[0].url=http://a"),
-        "environments[0]: builtin and url are given; give exactly one of builtin, function, url, local",
+        "give exactly one of builtin, function, url, local",
+    ),
+    Case(
+        "an environment without a form",
+        ("spec.environments=[{name: lake}]",),
+        "give exactly one of builtin, function, url, local",
+    ),
+    Case(
+        "a pod for an environment outside the job",
+        (f"spec.environments=[{{name: lake, url: 'http://a', template: {_TEMPLATE}}}]",),
+        "a service with url has no pod in the job; remove one of them",
+    ),
+    Case(
+        "an environment of your own without a pod",
+        ("spec.environments=[{name: lake, local: {command: [serve]}}]",),
         "",
-        MANY,
+        "is for rljob run; in a cluster give the service's container in template, or its url",
+        ONLY_IN_A_CLUSTER,
+    ),
+    Case(
+        "max environment pods below min",
+        (*_ACTING, "spec.environments[0].replicas={min: 2, max: 1}"),
+        "is less than min",
     ),
     Case(
         "an unknown option of an environment",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rljob.api.load import load
 from rljob.manifests import render
-from rljob.manifests.inputs import Cluster, RenderTarget
+from rljob.manifests.inputs import COMPONENTS, Cluster, RenderTarget
 from rljob.manifests.render import to_yaml
 
 DIRECTORY = Path(__file__).parent / "golden"
@@ -27,8 +27,7 @@ CONTEXTS = {
     ),
     "cpu": RenderTarget(
         Cluster(
-            images={part: f"localhost/rljob-{part}:dev" for part in ("coordinator", "runner", "trainer", "rollout")}
-            | {"rewards": "localhost/rljob-rewards:dev"},
+            images={part: f"localhost/rljob-{part}:dev" for part in COMPONENTS},
             image_pull_policy="Never",
             image_pull_secrets=("registry",),
             domain="cluster.test",

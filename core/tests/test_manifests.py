@@ -257,7 +257,7 @@ def test_a_pod_may_read_its_own_token_only(manifest):
 def test_the_secret_has_a_key_for_each_role(manifest):
     made = secret(validate(manifest), RenderTarget(uid=UID), dict.fromkeys((*TOKEN_ROLES, ALL_TOKENS), "x"))
     assert made["metadata"]["name"] == secret_name("sums", UID) == "sums-tokens-0f1e2d3c"
-    assert {*made["stringData"]} == {"coordinator", "trainer", "agent", "runner", "reward"}
+    assert {*made["stringData"]} == {"coordinator", "trainer", "agent", "runner", "reward", "environment"}
     assert made["metadata"]["ownerReferences"]
 
 
@@ -588,6 +588,7 @@ def test_a_function_needs_an_image_with_its_package_and_runs_rljob_s_service_in_
         ("trainer", "trainer.backend"),
         ("runner", "tasks[0].loop"),
         ("rewards[0]", "rewards[0].function"),
+        ("environments[0]", "environments[0].function"),
         ("rollouts[0]", "rollouts[0].engine"),
     ],
 )
@@ -595,9 +596,11 @@ def test_code_of_a_user_needs_an_image_in_the_template_of_its_role(manifest, rol
     override(manifest, 'spec.rewards[0]={name: exact, function: "acme:code"}')
     template = 'template={spec: {containers: [{name: main, image: "acme:1"}]}}'
     override(manifest, f"spec.rewards[0].{template}")
+    override(manifest, 'spec.environments=[{name: lake, function: "acme:code"}]')
+    override(manifest, f"spec.environments[0].{template}")
     override(manifest, f'spec.{field}="acme:code"')
-    if role == "rewards[0]":
-        override(manifest, "spec.rewards[0].template=null")
+    if role in ("rewards[0]", "environments[0]"):
+        override(manifest, f"spec.{role}.template=null")
     [found] = problems(resolve(validate(manifest)))
     assert found == (
         f"spec.{role}.template: {field.removeprefix(f'{role}.')} needs an image that has the package of acme:code; set "
@@ -650,13 +653,15 @@ def test_a_shared_process_namespace_is_refused_for_roles_with_exec_probes(manife
     assert found.startswith(f"{path}.template.spec.{shared}: the probes of this role need")
 
 
-@pytest.mark.parametrize("field", ["runner", "coordinator", "rewards"])
+@pytest.mark.parametrize("field", ["runner", "coordinator", "rewards", "environments"])
 def test_host_network_in_a_template_is_refused_with_network_policies(manifest, field):
     spec, template = manifest["spec"], {"spec": {"hostNetwork": True}}
-    role = spec[field][0] if field == "rewards" else spec.setdefault(field, {})
+    spec["environments"] = [{"name": "lake", "builtin": "frozen_lake"}]
+    listed = field in ("rewards", "environments")
+    role = spec[field][0] if listed else spec.setdefault(field, {})
     role["template"] = template
     [found] = problems(validate(manifest))
-    assert found.startswith(f"spec.{field}{'[0]' if field == 'rewards' else ''}.template.spec.hostNetwork")
+    assert found.startswith(f"spec.{field}{'[0]' if listed else ''}.template.spec.hostNetwork")
     for network in ({"policy": "Disabled"}, {"nodes": [{"name": "all", "cidr": "10.1.0.0/16"}]}):
         spec["network"] = network
         assert problems(validate(manifest)) == []

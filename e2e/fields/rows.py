@@ -252,7 +252,7 @@ ROWS: dict[str, Outcome] = {
     ),
     "spec.environments.config": Shows(c.observed, {"size": 5}, LAKE),
     "spec.environments.url": Shows(c.commands, "http://far", given(environments=[{"name": "a", "url": "http://near"}])),
-    "spec.environments.template": Changed(POD, LAKE),
+    "spec.environments.template": Shows(c.commands, POD, LAKE),
     "spec.environments.local.command": Shows(
         c.commands, ["./other"], given(environments=[{"name": "a", "local": {"command": ["./serve"]}}])
     ),

@@ -64,6 +64,7 @@ def test_the_operator_reads_the_settings_that_the_chart_writes(program, tmp_path
         "trainer": "localhost:5000/mine@sha256:0",
         "rollout": "other.example.com/rollout:1.2",
         "rewards": "registry.example.com/team/rljob-rewards:1.2",
+        "environments": "registry.example.com/team/rljob-environments:1.2",
     }
     assert settings.for_rendering().image_pull_secrets == ("pull",)
     assert (settings.cluster.storage_class, settings.cluster.storage_size) == ("fast", "2Ti")

@@ -29,7 +29,7 @@ STATUS = {
         },
     ],
     "roles": [{"name": "trainer", "desired": 2, "ready": 2, "restarts": 1}],
-    "ready": {"trainer": "2/2", "rollout": "2/4", "reward": "1/1", "restarts": "trainer 1"},
+    "ready": {"trainer": "2/2", "rollout": "2/4", "reward": "1/1", "environment": "2/3", "restarts": "trainer 1"},
     "trainer": {"number": 2, "startedAt": "2026-01-01T00:00:00Z"},
     "run": {
         "state": "Running",
@@ -48,8 +48,8 @@ NAME   READY         STEP   PROGRESS    TRAINER   ROLLOUT   REWARD   STALENESS  
 sums   PodsPending   12     12/50 24%   2/2       2/4       1/1      0.8/1       NOW
 """
 WIDE = """
-NAME   READY         STEP   PROGRESS    TRAINER   ROLLOUT   REWARD   STALENESS   AGE   RUN       TOKENS/S   MEAN REWARD   CHECKPOINT   ATTEMPT   RESTARTS    MESSAGE
-sums   PodsPending   12     12/50 24%   2/2       2/4       1/1      0.8/1       NOW   Running   1234       0.625         10           2         trainer 1   2 of 4 rollout-main pods pending: insufficient nvidia.com/gpu
+NAME   READY         STEP   PROGRESS    TRAINER   ROLLOUT   REWARD   STALENESS   AGE   ENVIRONMENT   RUN       TOKENS/S   MEAN REWARD   CHECKPOINT   ATTEMPT   RESTARTS    MESSAGE
+sums   PodsPending   12     12/50 24%   2/2       2/4       1/1      0.8/1       NOW   2/3           Running   1234       0.625         10           2         trainer 1   2 of 4 rollout-main pods pending: insufficient nvidia.com/gpu
 """  # noqa: E501
 NEW = """
 NAME   READY   STEP   PROGRESS   TRAINER   ROLLOUT   REWARD   STALENESS   AGE

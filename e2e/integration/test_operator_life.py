@@ -43,7 +43,13 @@ async def test_one_apply_brings_up_the_whole_gang(job_client: JobClient):
         await job_client.apply_run("Running")
         await job_client.reason("Running")
         status = await job_client.status()
-        assert status["ready"] == {"trainer": "2/2", "rollout": "2/2", "reward": "1/1", "restarts": ""}
+        assert status["ready"] == {
+            "trainer": "2/2",
+            "rollout": "2/2",
+            "reward": "1/1",
+            "environment": "",
+            "restarts": "",
+        }
         assert status["observedGeneration"] == 1
         assert status["startTime"]
         assert [event for event in await job_client.events() if event in ("Starting", "Running")] == [

@@ -18,6 +18,9 @@ from tools.cluster.controlplane import ControlPlane
 
 PRIORITY = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "research"}, "value": 1}
 LONG = "a" + "b-" * 30 + "cd"
+MAZE = "{name: maze, template: {spec: {containers: [{name: main, image: maze}]}}}"
+ACTING = f"spec.environments=[{{name: lake, builtin: frozen_lake, replicas: {{max: 2}}}}, {MAZE}]"
+"""An environment of rljob and one of the user's own."""
 CHECKED = {"dryRun": "All", "fieldValidation": "Strict"}
 
 
@@ -45,6 +48,7 @@ def jobs() -> dict[str, RLJob]:
     return {
         "golden": load(JOB),
         "long": load(JOB, written),
+        "acting": load(JOB, [ACTING]),
         "another": load(JOB, (*bare, "spec.trainer.nodes=4", "spec.trainer.accelerator.kind=cpu")),
     }
 
@@ -76,12 +80,13 @@ def test_an_unknown_field_is_rejected(cluster, namespace):
 
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_every_pod_is_admitted_where_pods_must_be_restricted(cluster, restricted, context):
-    objects = rendered(load(JOB), CONTEXTS[context], restricted)
+    objects = rendered(load(JOB, [ACTING]), CONTEXTS[context], restricted)
     [account] = [made for made in objects if made["kind"] == "ServiceAccount"]
     account["metadata"].pop("ownerReferences", None)  # otherwise the garbage collector deletes it
     cluster.api.create(account)
     templates = [made["spec"]["template"] for made in objects if "template" in made.get("spec", {})]
-    assert len(templates) == 8  # initializer, coordinator, two rewards, runner, trainer, gang and elastic engines
+    # initializer, coordinator, two rewards, two environments, runner, trainer, gang and elastic engines
+    assert len(templates) == 10
     for i, template in enumerate(templates):
         metadata = {**template["metadata"], "name": f"pod-{i}"}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}

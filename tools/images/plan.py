@@ -50,6 +50,7 @@ IMAGES = {
         Image("coordinator", "coordinator", "coordinator", _LIGHT),
         Image("runner", "coordinator", "runner", _LIGHT),
         Image("rewards", "reward-services", needs=_LIGHT),
+        Image("environments", "env-services", needs=_LIGHT),
         Image("trainer", "trainer-image", needs=_HEAVY),
         Image("rollout", "rollout-image", needs=_HEAVY),
     )

@@ -45,7 +45,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- /* Settings of the operator, which rljob.operator.config reads. */ -}}
 {{- define "rljob.settings" -}}
 {{- $images := dict -}}
-{{- range $part := list "coordinator" "runner" "trainer" "rollout" "rewards" -}}
+{{- range $part := list "coordinator" "runner" "trainer" "rollout" "rewards" "environments" -}}
 {{- $_ := set $images $part (include "rljob.image" (dict "root" $ "part" $part)) -}}
 {{- end -}}
 {{- $cluster := dict

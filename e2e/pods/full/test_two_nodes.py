@@ -38,7 +38,7 @@ def test_a_trainer_of_two_pods_and_two_engines_train_over_the_pod_network(node: 
     job.has_pods("rollout-main", 2, SECONDS)
     job.reaches(2, SECONDS)
     assert job.status()["ready"] | {"restarts": ""} == {
-        "trainer": "2/2", "rollout": "2/2", "reward": "1/1", "restarts": ""
+        "trainer": "2/2", "rollout": "2/2", "reward": "1/1", "environment": "", "restarts": ""
     }  # fmt: skip
     addresses = {pod["status"]["podIP"] for pod in job.pods("trainer")}
     assert len(addresses) == 2, "two pods, each with a network of its own"

@@ -20,7 +20,7 @@ from tools.images.layout import Layout
 
 NAMESPACE = "rljob-system"
 TAG = "dev"
-IMAGES = ("operator", "coordinator", "runner", "trainer", "rollout", "rewards")
+IMAGES = ("operator", "coordinator", "runner", "trainer", "rollout", "rewards", "environments")
 """Names of the images in the values of the charts; the image of NAME is rljob-NAME."""
 _CHARTS = Path(__file__).parents[3] / "charts"
 _TIMEOUT = "3m"

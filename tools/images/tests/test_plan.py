@@ -12,7 +12,7 @@ from tools.images import lists, plan
 from tools.images.__main__ import main as command_line
 from tools.images.plan import DELIVERED, IMAGES, ROOT, key, sources
 
-LIGHT = ("operator", "coordinator", "rewards")
+LIGHT = ("operator", "coordinator", "rewards", "environments")
 
 
 @pytest.fixture
@@ -52,6 +52,7 @@ def append(path):
         ("requirements/images/rewards.txt", {"rewards"}),
         ("tools/images/build/code.sh", set(IMAGES)),
         ("rollout-image/Dockerfile", {"rollout"}),
+        ("env-services/src/rljob/environments/frozen_lake.py", {"environments", "trainer"}),
     ],
 )
 def test_a_change_rebuilds_the_images_that_contain_it_and_no_others(tree, file, names):

@@ -45,7 +45,7 @@ def logs(
 ) -> None:
     """Print the logs of a run's components, by time.
 
-    In a cluster a component is a role (trainer, rollout-main), all of a kind (rollout, reward) or a pod.
+    In a cluster a component is a role (trainer, rollout-main), all of a kind (rollout, reward, environment) or a pod.
     """
     reader: log_reader.LogReader | PodLogs
     if cluster_commands.targets_cluster(context, namespace):

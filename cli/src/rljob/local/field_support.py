@@ -28,7 +28,7 @@ def warnings(job: RLJob) -> list[str]:
         for field in outermost(fields, lambda field: field.local)
         for found in non_defaults(job, field.path)
     ]
-    own = {f"spec.rewards[{i}].template" for i, reward in enumerate(job.spec.rewards) if reward.local is not None}
+    own = {f"spec.{path}.template" for path, service in job.spec.services.items() if service.local is not None}
     for field in outermost(fields, lambda field: field.local_part):
         for found in non_defaults(job, field.path):
             if found.path in own:
@@ -49,11 +49,11 @@ def errors(job: RLJob, gpus: Sequence[Gpu]) -> list[str]:
             "and processesPerNode for more processes"
         )
     lines += gpu_assignment.problems(job, gpus)
-    for i, reward in enumerate(job.spec.rewards):
-        if not reward.served_by_rljob and reward.url is None and reward.local is None:
+    for path, service in job.spec.services.items():
+        if not service.served_by_rljob and service.url is None and service.local is None:
             lines.append(
-                f"spec.rewards[{i}].template: a container cannot be run on this machine; add local: {{command: […]}} "
-                "beside it"
+                f"spec.{path}.template: a container cannot be run on this machine; add local: {{command: […]}} beside "
+                "it"
             )
     return lines
 

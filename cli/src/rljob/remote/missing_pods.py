@@ -20,12 +20,18 @@ def not_reconciled_message(name: str = "it") -> str:
 def roles(body: Object) -> list[str]:
     """Return the roles of an RLJob that ever have pods."""
     spec = body["spec"]
-    rewards = [each["name"] for each in spec.get("rewards") or [] if not each.get("url")]
+    kinds = {"reward": "rewards", "environment": "environments"}
+    services = [
+        role_name(kind, each["name"])
+        for kind, field in kinds.items()
+        for each in spec.get(field) or []
+        if not each.get("url")
+    ]
     downloads = any(is_remote(model["source"]) for model in spec.get("models") or [])
     return [
         *([INITIALIZER] if spec.get("initializer") or downloads else []),
         *(COORDINATOR, "runner", "trainer"),
-        *(role_name("reward", name) for name in rewards),
+        *services,
         *(role_name("rollout", pool["name"]) for pool in spec.get("rollouts") or []),
     ]
 

@@ -55,7 +55,7 @@ class PodLogs:
 
     Args:
         job: that owns the pods.
-        components: roles (trainer), kinds of roles (rollout, reward) or pods; all when empty.
+        components: roles (trainer), kinds of roles (rollout, reward, environment) or pods; all when empty.
         named: whether the user named the job; else the first component may be meant as the name of a job.
         follow: wait for pods that do not exist yet.
 

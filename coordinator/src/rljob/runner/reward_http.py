@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
 import logging
-import socket
 from collections.abc import Collection
 
 import aiohttp
@@ -13,8 +10,17 @@ from yarl import URL
 
 from rljob.protocol.retry_after import retry_after_seconds
 from rljob.protocol.score_messages import MAX_SCORE_BYTES
-from rljob.runner.reward_replicas import Replica
-from rljob.runner.service_http import CONNECT_SECONDS, AvailabilityLog, at, one_line, read_at_most
+from rljob.runner.service_http import (
+    CONNECT_SECONDS,
+    AvailabilityLog,
+    addresses_of,
+    at,
+    at_replica,
+    has_name,
+    one_line,
+    read_at_most,
+)
+from rljob.runner.service_replicas import Replica
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +61,7 @@ class RewardHttp:
     @property
     def has_name(self) -> bool:
         """Whether the address of the service has a name, which may stand for several replicas."""
-        try:
-            ipaddress.ip_address(self._url.host or "")
-        except ValueError:
-            return True
-        return False
+        return has_name(self._url)
 
     async def addresses(self) -> Collection[str]:
         """Return the addresses of the service's name.
@@ -67,9 +69,7 @@ class RewardHttp:
         Raises:
             OSError: it has none.
         """
-        assert self._url.host is not None, "the manifest has checked the address"
-        found = await asyncio.get_running_loop().getaddrinfo(self._url.host, self._url.port, type=socket.SOCK_STREAM)
-        return {str(entry[4][0]) for entry in found}
+        return await addresses_of(self._url)
 
     async def post(self, replica: Replica, body: bytes, samples: int, seconds: float) -> bytes:
         """Return the reply to a request.
@@ -85,13 +85,11 @@ class RewardHttp:
             RefusedSampleError: it rejects the request.
             ServiceFailedError: it accepted the request and died, hung, or answered HTTP 500.
         """
-        url, headers = self._url, self._headers
-        if replica.address:
-            url, headers = url.with_host(replica.address), headers | {"Host": url.authority}
+        url, host = at_replica(self._url, replica.address)
         limit = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
         try:
             async with self._session.post(
-                url, data=body, headers=headers, timeout=limit, allow_redirects=False
+                url, data=body, headers=self._headers | host, timeout=limit, allow_redirects=False
             ) as response:
                 status, replied = response.status, response.headers
                 longest = samples * MAX_SCORE_BYTES if status == 200 else REFUSAL_BYTES

@@ -8,7 +8,7 @@ by itself. A sample that is refused is marked failed, and so is one that gets an
 Concurrent requests can fail together, so a single sample on which the service fails is retried with no other request in
 flight at its replica; it is marked failed after three isolated failures.
 
-Choice of the replica, circuit breakers and Retry-After: :mod:`rljob.runner.reward_replicas`. The slowest requests are
+Choice of the replica, circuit breakers and Retry-After: :mod:`rljob.runner.service_replicas`. The slowest requests are
 sent again to another replica: :mod:`rljob.runner.hedging`. Requests and replies have the bounds of
 :mod:`rljob.protocol.score_messages`. A reply is read no further than its bound.
 """
@@ -38,8 +38,8 @@ from rljob.protocol.score_messages import (
 )
 from rljob.runner.hedging import HedgeDelay, hedged
 from rljob.runner.reward_http import RefusedSampleError, RewardHttp, RewardUnavailableError, ServiceFailedError
-from rljob.runner.reward_replicas import Replica, ReplicaSet
 from rljob.runner.score_cache import ScoreCache
+from rljob.runner.service_replicas import Replica, ReplicaSet
 
 log = logging.getLogger(__name__)
 

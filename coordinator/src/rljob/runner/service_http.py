@@ -1,10 +1,16 @@
-"""What the clients of reward and environment services share: session, replies, and lines on a service that is away."""
+"""What the clients of reward and environment services share: session, addresses of replicas, replies, and lines on a
+service that is away."""
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import logging
+import socket
+from collections.abc import Collection
 
 import aiohttp
+from yarl import URL
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +26,32 @@ def service_session() -> aiohttp.ClientSession:
         auto_decompress=False,
         headers={"Accept-Encoding": "identity"},
     )
+
+
+def has_name(url: URL) -> bool:
+    """Return whether the host of a service is a name, which may stand for several replicas."""
+    try:
+        ipaddress.ip_address(url.host or "")
+    except ValueError:
+        return True
+    return False
+
+
+async def addresses_of(url: URL) -> Collection[str]:
+    """Return the addresses of the name of a service.
+
+    Raises:
+        OSError: it has none.
+    """
+    assert url.host is not None, "the manifest has checked the address"
+    found = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+    return {str(entry[4][0]) for entry in found}
+
+
+def at_replica(url: URL, address: str) -> tuple[URL, dict[str, str]]:
+    """Return the URL of a request at a replica, and the header that keeps the service's own name; for an empty address
+    the URL itself."""
+    return (url.with_host(address), {"Host": url.authority}) if address else (url, {})
 
 
 async def read_at_most(content: aiohttp.StreamReader, most: int) -> bytes:

@@ -274,24 +274,26 @@ def _inside(at: str) -> CelRule:
 
 def _services() -> Iterator[CelRule]:
     forms = ("builtin", "function", "url", "local")
-    yield CelRule(
-        "spec.rewards[]",
-        f"{_at_most_one_of(*forms)} && ({' || '.join(f'has(self.{escaped(form)})' for form in (*forms, 'template'))})",
-        "give exactly one of builtin, function, url, local",
-    )
-    for field in ("template", "egress"):
+    has_form = " || ".join(f"has(self.{escaped(form)})" for form in (*forms, "template"))
+    for owner, of_pods in (("rewards[]", ("template", "egress")), ("environments[]", ("template",))):
         yield CelRule(
-            "spec.rewards[]",
-            f"!has(self.url) || !has(self.{field})",
-            "a service with url has no pod in the job; remove one of them",
-            f".{field}",
+            f"spec.{owner}",
+            f"{_at_most_one_of(*forms)} && ({has_form})",
+            "give exactly one of builtin, function, url, local",
         )
-    yield CelRule(
-        "spec.rewards[]",
-        "!has(self.local) || has(self.template)",
-        "is for rljob run; in a cluster give the service's container in template, or its url",
-        ".local",
-    )
+        for field in of_pods:
+            yield CelRule(
+                f"spec.{owner}",
+                f"!has(self.url) || !has(self.{field})",
+                "a service with url has no pod in the job; remove one of them",
+                f".{field}",
+            )
+        yield CelRule(
+            f"spec.{owner}",
+            "!has(self.local) || has(self.template)",
+            "is for rljob run; in a cluster give the service's container in template, or its url",
+            ".local",
+        )
     for owner in ("rewards[]", "environments[]", "rollouts[]", "runner"):
         yield CelRule(
             f"spec.{owner}.replicas",

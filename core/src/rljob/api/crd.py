@@ -58,7 +58,7 @@ def rljobscale() -> dict[str, Any]:
                 "maxLength": 63,
             },
             "role": {
-                "description": "Name of the role: rollout-POOL, reward-NAME, runner.",
+                "description": "Name of the role: rollout-POOL, reward-NAME, environment-NAME, runner.",
                 "type": "string",
                 "maxLength": 253,
             },
@@ -116,6 +116,9 @@ COLUMNS = [
     _column("Reward", ".status.ready.reward", description="Ready/desired pods of all reward services."),
     _column("Staleness", ".status.run.staleness", description="Mean/maximum of the last batch, in policy versions."),
     _column("Age", ".metadata.creationTimestamp", "date"),
+    _column(
+        "Environment", ".status.ready.environment", wide=True, description="Ready/desired pods of all environments."
+    ),
     _column("Run", ".status.run.state", wide=True, description="State of the run, written by the coordinator."),
     _column(
         "Tokens/s",

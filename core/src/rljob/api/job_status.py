@@ -51,7 +51,7 @@ class Condition(Model):
 
 
 class RoleStatus(Model):
-    """One role of the job: coordinator, trainer, runner, rollout-POOL, reward-NAME."""
+    """One role of the job: coordinator, trainer, runner, rollout-POOL, reward-NAME, environment-NAME."""
 
     name: Name
     """Name of the role."""
@@ -78,6 +78,8 @@ class ReadyCounts(Model):
     """All pools together: 3/4."""
     reward: Annotated[str, Field(max_length=63)] = ""
     """All reward services together: 1/1."""
+    environment: Annotated[str, Field(max_length=63)] = ""
+    """All environment services together: 1/1."""
     restarts: Annotated[str, Field(max_length=253)] = ""
     """Failures by role: trainer 2, rollout-main 1; empty when there were none."""
 

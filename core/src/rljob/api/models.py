@@ -166,6 +166,12 @@ class RLJobSpec(Model):
         return self.managed_by not in (None, OPERATOR)
 
     @property
+    def services(self) -> dict[str, Reward | Environment]:
+        """Field below spec → each service that the runner calls: rewards[0], environments[0]."""
+        rewards = {f"rewards[{i}]": reward for i, reward in enumerate(self.rewards)}
+        return rewards | {f"environments[{i}]": environment for i, environment in enumerate(self.environments)}
+
+    @property
     def uses_bfloat16(self) -> bool:
         """Whether the trainer or an engine computes in bfloat16."""
         return "bfloat16" in (self.trainer.dtype, *(pool.dtype for pool in self.rollouts))

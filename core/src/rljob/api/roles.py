@@ -18,6 +18,7 @@ MEMORY = "processes share the memory of this machine"
 NETWORK = "all processes use the network of this machine"
 BUILTIN_MEMORY = 1 << 30
 ONE_PROCESS = "one process is started; set processes for more workers in it"
+ONE_SERVICE = "one process is started"
 
 
 class Replicas(Model):
@@ -90,8 +91,8 @@ class Reward(Model):
 
 
 class Environment(Model):
-    """An environment service: `builtin`, `function`, `url`, or a program of your own in `local`. In a cluster only an
-    environment with `url` is supported yet."""
+    """An environment service: `builtin`, `function`, `url`, or a container of your own in `template`, with `local` for
+    `rljob run`."""
 
     name: Name
     """Name that tasks refer to."""
@@ -100,20 +101,20 @@ class Environment(Model):
     ] = None
     function: Reference | None = None
     """Environment of your own package as `module:attribute`: a class with `reset(seed, row)` and `step(action)`, or an
-    `EnvironmentKind` with options."""
+    `EnvironmentKind` with options. In a cluster the image in `template` must have the package."""
     config: Annotated[dict[Text, Any], Field(max_length=64, description=environment_option_docs())] = {}
     url: Url | None = None
     """Address of a service outside the job that speaks the session protocol."""
-    template: Annotated[PodTemplate | None, FieldMeta(unsupported=True)] = None
+    template: PodTemplate | None = None
     """As in `rewards`."""
     local: LocalCommand | None = None
     """As in `rewards`."""
-    replicas: Annotated[Replicas, FieldMeta(unsupported=True)] = Replicas()
-    """Pods of the service."""
+    replicas: Annotated[Replicas, FieldMeta(local=ONE_SERVICE)] = Replicas()
+    """Pods of the service. An episode stays on the pod where it began."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
     """Time limit for a reset or a step. After this time it is cancelled, and the sample counts as failed."""
     max_sessions: Annotated[int, Field(ge=1, le=1_048_576)] = 4096
-    """Episodes at a time. Further ones wait."""
+    """Episodes at a time in one process or pod. Further ones wait."""
     idle_seconds: Annotated[float, Field(ge=1, le=604_800)] = 3600.0
     """A session without requests for this long is removed. It must be longer than an answer of the model takes, pauses
     for weight updates and evaluations included."""

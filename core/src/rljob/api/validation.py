@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from rljob.api.algorithm_checks import algorithm_problems
 from rljob.api.backend_checks import backend_problems
 from rljob.api.engine_registry import refused
-from rljob.api.environments import ENVIRONMENTS
+from rljob.api.environments import ENVIRONMENTS, EnvironmentKind
 from rljob.api.kubernetes import GPUS
 from rljob.api.model_address import HUB_FORM, S3_FORM, parse_address
 from rljob.api.optimizer_checks import optimizer_problems
 from rljob.api.pod_models import MAIN
-from rljob.api.rewards import REWARDS
+from rljob.api.rewards import REWARDS, RewardKind
 from rljob.api.tasks import SOURCES
 from rljob.api.templates import columns_of
 
@@ -33,9 +33,9 @@ def problems(spec: RLJobSpec) -> Iterator[str]:
     yield from _tasks(spec)
     yield from _evaluation(spec)
     for i, reward in enumerate(spec.rewards):
-        yield from _reward(f"rewards[{i}]", reward)
+        yield from _service(f"rewards[{i}]", reward, "scorer", REWARDS)
     for i, environment in enumerate(spec.environments):
-        yield from _environment(f"environments[{i}]", environment)
+        yield from _service(f"environments[{i}]", environment, "environment", ENVIRONMENTS)
     yield from _rollouts(spec)
     yield from _purposes(spec)
     yield from algorithm_problems(spec)
@@ -218,37 +218,23 @@ def _task_environment(spec: RLJobSpec, path: str, task: Task) -> Iterator[str]:
             yield f"{field}: the template does not name the observation; put {{observation}} where it goes"
 
 
-def _environment(path: str, environment: Environment) -> Iterator[str]:
-    forms = yield from _forms(path, environment, "environment")
-    if environment.builtin is not None:
-        for problem in ENVIRONMENTS[environment.builtin].option_problems(environment.config):
-            yield f"{path}.{problem}"
-    elif environment.config and forms and environment.function is None:
-        yield f"{path}.config: applies to a builtin or a function only; remove it, and configure the service itself"
-
-
-def _forms(path: str, service: Reward | Environment, what: str) -> Generator[str, None, list[str]]:
-    """Check that a service has one form; return the forms that are given."""
+def _service(
+    path: str, service: Reward | Environment, what: str, builtins: Mapping[str, RewardKind | EnvironmentKind]
+) -> Iterator[str]:
+    """Check that a reward or an environment has one form, and the options of a builtin."""
     given = {"builtin": service.builtin, "function": service.function, "url": service.url, "local": service.local}
     forms = [name for name, value in given.items() if value is not None]
     if len(forms) > 1 or (not forms and service.template is None):
         cause = f"{' and '.join(forms)} are given" if forms else f"no {what} is given"
         yield f"{path}: {cause}; give exactly one of {', '.join(given)}"
-    return forms
-
-
-def _reward(path: str, reward: Reward) -> Iterator[str]:
-    forms = yield from _forms(path, reward, "scorer")
-    if len(forms) > 1 or (not forms and reward.template is None):
-        return
-    if reward.url is not None and reward.template is not None:
+    elif service.url is not None and service.template is not None:
         yield f"{path}.template: a service with url has no pod in the job; remove one of them"
-    elif reward.url is not None and reward.egress is not None:
+    elif service.url is not None and isinstance(service, Reward) and service.egress is not None:
         yield f"{path}.egress: a service with url has no pod in the job; remove one of them"
-    elif reward.builtin is not None:
-        for problem in REWARDS[reward.builtin].option_problems(reward.config):
+    elif service.builtin is not None:
+        for problem in builtins[service.builtin].option_problems(service.config):
             yield f"{path}.{problem}"
-    elif reward.config and reward.function is None:
+    elif service.config and service.function is None:
         yield f"{path}.config: applies to a builtin or a function only; remove it, and configure the service itself"
 
 
@@ -302,6 +288,7 @@ def _storage(spec: RLJobSpec) -> Iterator[str]:
 
 def _replicas(spec: RLJobSpec) -> Iterator[str]:
     found = {f"rewards[{i}]": reward.replicas for i, reward in enumerate(spec.rewards)}
+    found |= {f"environments[{i}]": environment.replicas for i, environment in enumerate(spec.environments)}
     found |= {f"rollouts[{i}]": pool.replicas for i, pool in enumerate(spec.rollouts)}
     found["runner"] = spec.runner.replicas
     for path, replicas in found.items():

@@ -1,17 +1,19 @@
-"""Roles that run as Deployments: reward services, the runner, pools of engines.
+"""Roles that run as Deployments: services of rewards and environments, the runner, pools of engines.
 
-A reward with a url runs outside the job and has no objects. A pool has two Deployments: the minimum of engines, which
+A service with a url runs outside the job and has no objects. A pool has two Deployments: the minimum of engines, which
 belongs to the gang, and the elastic engines that the RLJobScale requests in addition.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rljob.api.engine_registry import image_of
 from rljob.api.pod_models import PORT, PORT_NAME
-from rljob.api.roles import Replicas, Reward, Rollout
+from rljob.api.roles import Environment, Replicas, Reward, Rollout
 from rljob.manifests.coordinator import RESOURCES
 from rljob.manifests.hashes import of_pods
 from rljob.manifests.inputs import Object
@@ -22,6 +24,23 @@ from rljob.manifests.resources import ELASTIC, GANG, gang_affinity, lost_node_to
 
 PROGRESS_DEADLINE_SECONDS = 3600
 """Deadline for the progress of a Deployment. It is long because large models load slowly."""
+
+
+@dataclass(frozen=True)
+class ServiceKind:
+    """A kind of services that the runner calls.
+
+    ``role``: kind of its roles, and key of the Secret with its token. ``image``: component whose image has rljob's own
+    service. ``program``: module of that service.
+    """
+
+    role: str
+    image: str
+    program: str
+
+
+REWARD = ServiceKind("reward", "rewards", "rljob.rewards.main")
+ENVIRONMENT = ServiceKind("environment", "environments", "rljob.environments.main")
 
 
 def replicas_of(ctx: RenderContext, role: RoleKey, replicas: Replicas) -> int:
@@ -76,55 +95,49 @@ def disruption_budget(ctx: RenderContext, role: RoleKey, min_available: int | No
     return ctx.object(role, "PodDisruptionBudget", ctx.name(role.name), body, api="policy/v1")
 
 
-def reward(ctx: RenderContext, service: Reward) -> RenderedRole | None:
-    """Return the role of a reward; None if it runs outside the job."""
-    if service.url is not None:
+def service(ctx: RenderContext, kind: ServiceKind, entry: Reward | Environment) -> RenderedRole | None:
+    """Return the role of a reward or an environment; None if it runs outside the job."""
+    if entry.url is not None:
         return None
-    role = ctx.role_key("reward", service.name, own=service.template)
+    role = ctx.role_key(kind.role, entry.name, own=entry.template)
     name = ctx.name(role.name)
-    replicas = replicas_of(ctx, role, service.replicas)
+    replicas = replicas_of(ctx, role, entry.replicas)
     ports = [{"name": PORT_NAME, "port": PORT, "targetPort": PORT, "protocol": "TCP"}]
-    service_spec = {"selector": ctx.selector(role), "ports": ports}
+    spec = {"selector": ctx.selector(role), "ports": ports}
     objects = (
-        ctx.object(role, "Service", name, {"spec": service_spec}),  # for runners of older releases, and for users
-        ctx.object(role, "Service", _replicas_name(ctx, service), {"spec": {**service_spec, "clusterIP": "None"}}),
-        deployment(ctx, role, name, replicas, pod_template(ctx, _reward_pod(ctx, role, service))),
+        ctx.object(role, "Service", name, {"spec": spec}),  # for runners of older releases, and for users
+        ctx.object(role, "Service", _replicas_name(ctx, kind, entry), {"spec": {**spec, "clusterIP": "None"}}),
+        deployment(ctx, role, name, replicas, pod_template(ctx, _service_pod(ctx, role, kind, entry))),
         disruption_budget(ctx, role),
-        *scale(ctx, role, service.replicas),
+        *scale(ctx, role, entry.replicas),
     )
     return RenderedRole(role.name, role.kind, role.hash, objects, desired=replicas)
 
 
-def reward_url(ctx: RenderContext, service: Reward) -> str:
-    """Return the address of a reward. Inside the job its name stands for all ready pods: the runner chooses one."""
-    return service.url or service_url(ctx, _replicas_name(ctx, service))
+def _replicas_name(ctx: RenderContext, kind: ServiceKind, entry: Reward | Environment) -> str:
+    return ctx.name("replicas", role_name(kind.role, entry.name))
 
 
-def _replicas_name(ctx: RenderContext, service: Reward) -> str:
-    return ctx.name("replicas", role_name("reward", service.name))
-
-
-def _reward_pod(ctx: RenderContext, role: RoleKey, service: Reward) -> PodSettings:
+def _service_pod(ctx: RenderContext, role: RoleKey, kind: ServiceKind, entry: Reward | Environment) -> PodSettings:
     hang_seconds = ctx.job.spec.failure_policy.hang_seconds
-    by_rljob = service.served_by_rljob
+    by_rljob = entry.served_by_rljob
     return PodSettings(
         role,
-        image="rewards" if by_rljob else "",
-        command=["python", "-m", "rljob.rewards.main"] if by_rljob else (),
-        variables={"RLJOB_NAME": service.name},
-        tokens={"RLJOB_TOKEN_FILE": "reward"},
+        image=kind.image if by_rljob else "",
+        command=["python", "-m", kind.program] if by_rljob else (),
+        variables={"RLJOB_NAME": entry.name},
+        tokens={"RLJOB_TOKEN_FILE": kind.role},
         writes=False,
         serves=True,
         probes=http_probes(hang_seconds) if by_rljob else socket_probes(),
         resources=RESOURCES if by_rljob else {},
-        template=service.template,
+        template=entry.template,
     )
 
 
-def _environment_urls(ctx: RenderContext) -> dict[str, str]:
-    """Return the variable with the addresses of environments; none without environments, as in earlier versions."""
-    urls = {entry.name: entry.url for entry in ctx.job.spec.environments if entry.url is not None}
-    return {"RLJOB_ENVIRONMENT_URLS": json.dumps(urls)} if urls else {}
+def _urls(ctx: RenderContext, kind: ServiceKind, entries: Sequence[Reward | Environment]) -> str:
+    """Return JSON of name → address. Inside the job a name stands for all ready pods: the runner chooses one."""
+    return json.dumps({each.name: each.url or service_url(ctx, _replicas_name(ctx, kind, each)) for each in entries})
 
 
 def runner(ctx: RenderContext) -> RenderedRole:
@@ -132,15 +145,18 @@ def runner(ctx: RenderContext) -> RenderedRole:
     spec = ctx.job.spec
     role = ctx.role_key("runner", own=spec.runner.template, reads_models=True)
     replicas = replicas_of(ctx, role, spec.runner.replicas)
+    variables = {"RLJOB_REWARD_URLS": _urls(ctx, REWARD, spec.rewards)}
+    tokens = {"RLJOB_TOKEN_FILE": "runner", "RLJOB_REWARD_TOKEN_FILE": REWARD.role}
+    if spec.environments:
+        variables["RLJOB_ENVIRONMENT_URLS"] = _urls(ctx, ENVIRONMENT, spec.environments)
+    if any(entry.url is None for entry in spec.environments):  # the Secret of an older release has no such token
+        tokens["RLJOB_ENVIRONMENT_TOKEN_FILE"] = ENVIRONMENT.role
     pod = PodSettings(
         role,
         image="runner",
         command=["python", "-m", "rljob.runner.main"],
-        variables={
-            "RLJOB_REWARD_URLS": json.dumps({entry.name: reward_url(ctx, entry) for entry in spec.rewards}),
-            **_environment_urls(ctx),
-        },
-        tokens={"RLJOB_TOKEN_FILE": "runner", "RLJOB_REWARD_TOKEN_FILE": "reward"},
+        variables=variables,
+        tokens=tokens,
         reads_models=True,
         probes=file_probes(spec.failure_policy.hang_seconds),
         resources=RESOURCES,

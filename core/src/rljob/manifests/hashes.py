@@ -70,7 +70,7 @@ def spec_hash(job: RLJob) -> str:
 def _read_by(written: Mapping[str, Any], *readers: Reader) -> dict[str, Any]:
     """Return the fields of a spec that processes of ``readers`` read."""
     parts = select(written, manifest_fields(RLJobSpec), readers)
-    for reward in parts.get("rewards", ()):
-        if not reward.keys() & {"builtin", "function", "url", "local"}:
-            reward["template"] = {}  # the user's container scores
+    for service in (*parts.get("rewards", ()), *parts.get("environments", ())):
+        if not service.keys() & {"builtin", "function", "url", "local"}:
+            service["template"] = {}  # the user's container serves
     return parts

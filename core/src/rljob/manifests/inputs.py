@@ -19,7 +19,7 @@ from rljob.api.kubernetes import AccessMode, Peer
 Object: TypeAlias = dict[str, Any]
 """A Kubernetes object as JSON."""
 
-COMPONENTS = ("coordinator", "runner", "trainer", "rollout", "rewards")
+COMPONENTS = ("coordinator", "runner", "trainer", "rollout", "rewards", "environments")
 """Components with an image. The initializer runs in the trainer image; :mod:`rljob.api.engine_registry` has the images
 of engines."""
 
@@ -79,6 +79,7 @@ class Images(Model):
     trainer: _ShortText = _Defaults.images["trainer"]
     rollout: _ShortText = _Defaults.images["rollout"]
     rewards: _ShortText = _Defaults.images["rewards"]
+    environments: _ShortText = _Defaults.images["environments"]
 
 
 class RequestsPerGpu(Model):

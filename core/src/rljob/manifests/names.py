@@ -36,7 +36,8 @@ def bounded(name: str, limit: int = NAME_LIMIT) -> str:
 
 
 def role_name(kind: str, entry: str = "") -> str:
-    """Return the name of a role, which is also a label value: ``trainer``, ``rollout-POOL``, ``reward-NAME``."""
+    """Return the name of a role, which is also a label value: ``trainer``, ``rollout-POOL``, ``reward-NAME``,
+    ``environment-NAME``."""
     return bounded(f"{kind}-{entry}", LABEL_LIMIT) if entry else kind
 
 

@@ -17,8 +17,7 @@ def problems(job: RLJob) -> list[str]:
     return [
         *_paths(job),
         *_user_code(job),
-        *_rewards(job),
-        *_environments(job),
+        *_containers(job),
         *_pools(job),
         *_host_network(job),
         *_processes(job),
@@ -51,8 +50,8 @@ def _user_code(job: RLJob) -> Iterator[str]:
     trainer["trainer.backend"] = spec.trainer.backend
     uses = [("trainer", spec.trainer.template, field, value) for field, value in trainer.items()]
     uses += [("runner", spec.runner.template, f"tasks[{i}].loop", task.loop) for i, task in enumerate(spec.tasks)]
-    for i, reward in enumerate(spec.rewards):
-        uses.append((f"rewards[{i}]", reward.template, f"rewards[{i}].function", reward.function))
+    for field, service in spec.services.items():
+        uses.append((field, service.template, f"{field}.function", service.function))
     for i, pool in enumerate(spec.rollouts):
         uses.append((f"rollouts[{i}]", pool.template, f"rollouts[{i}].engine", pool.engine))
     for role, template, field, value in uses:
@@ -63,27 +62,18 @@ def _user_code(job: RLJob) -> Iterator[str]:
             )
 
 
-def _rewards(job: RLJob) -> Iterator[str]:
-    for i, reward in enumerate(job.spec.rewards):
-        own_image = main_container(reward.template).get("image")
-        if reward.served_by_rljob or reward.url is not None:
+def _containers(job: RLJob) -> Iterator[str]:
+    """Check that a service of the user's own has a container with an image."""
+    for field, service in job.spec.services.items():
+        if service.served_by_rljob or service.url is not None:
             continue
-        if reward.template is None:
+        if service.template is None:
             yield (
-                f"spec.rewards[{i}].local: is for rljob run; in a cluster give the service's container in template, or "
-                "its url"
+                f"spec.{field}.local: is for rljob run; in a cluster give the service's container in template, or its "
+                "url"
             )
-        elif not own_image:
-            yield (f"spec.rewards[{i}].template: has no image; set the image of its container {MAIN}, or set builtin")
-
-
-def _environments(job: RLJob) -> Iterator[str]:
-    for i, environment in enumerate(job.spec.environments):
-        if environment.url is None:
-            yield (
-                f"spec.environments[{i}]: a cluster does not run environment services yet; give the url of one that "
-                "runs outside the job, or use rljob run"
-            )
+        elif not main_container(service.template).get("image"):
+            yield f"spec.{field}.template: has no image; set the image of its container {MAIN}, or set builtin"
 
 
 def _pools(job: RLJob) -> Iterator[str]:
@@ -108,7 +98,7 @@ def _host_network(job: RLJob) -> Iterator[str]:
     if spec.network.policy == "Disabled" or spec.network.nodes:
         return
     others = {"runner": spec.runner.template, "coordinator": spec.coordinator.template}
-    others |= {f"rewards[{i}]": reward.template for i, reward in enumerate(spec.rewards)}
+    others |= {field: service.template for field, service in spec.services.items()}
     for field, template in others.items():
         if _has_host_network(template):
             yield (

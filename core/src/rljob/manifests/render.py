@@ -10,7 +10,7 @@ from rljob.api.models import RLJob
 from rljob.api.text_escape import escape_block
 from rljob.api.yaml_loader import Dumper
 from rljob.manifests.coordinator import access, coordinator
-from rljob.manifests.deployments import reward, rollout, runner
+from rljob.manifests.deployments import ENVIRONMENT, REWARD, rollout, runner, service
 from rljob.manifests.hashes import Inputs
 from rljob.manifests.inputs import Object, RenderTarget
 from rljob.manifests.job_objects import config, storage
@@ -19,9 +19,9 @@ from rljob.manifests.names import secret_name
 from rljob.manifests.network import network
 from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
 
-TOKEN_ROLES = ("trainer", "agent", "runner", "reward")
-"""Roles with their own token. Each role is a key of the Secret; a pod mounts its own key, and a runner also ``reward``,
-the token that it sends to the rewards."""
+TOKEN_ROLES = ("trainer", "agent", "runner", "reward", "environment")
+"""Roles with their own token. Each role is a key of the Secret; a pod mounts its own key, and a runner also ``reward``
+and ``environment``, the tokens that it sends to these services."""
 ALL_TOKENS = "coordinator"
 """Key of the Secret: JSON of role → token, for the coordinator, of the roles that connect to it."""
 CLIENT_ROLES = ("trainer", "agent", "runner")
@@ -46,7 +46,8 @@ def render(job: RLJob, target: RenderTarget) -> tuple[RenderedRole, ...]:
         network(ctx),
         initializer(ctx),
         coordinator(ctx),
-        *(reward(ctx, entry) for entry in spec.rewards),
+        *(service(ctx, REWARD, entry) for entry in spec.rewards),
+        *(service(ctx, ENVIRONMENT, entry) for entry in spec.environments),
         runner(ctx),
         trainer(ctx),
         *(rollout(ctx, pool) for pool in spec.rollouts),

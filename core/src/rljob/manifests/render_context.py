@@ -18,7 +18,8 @@ Volume: TypeAlias = tuple[dict[str, Any], str]
 
 @dataclass(frozen=True)
 class RoleKey:
-    """A role, and the hash of its inputs. ``entry``: name of the role's pool or reward; empty for other roles."""
+    """A role, and the hash of its inputs. ``entry``: name of the role's pool, reward or environment; empty for other
+    roles."""
 
     kind: str
     hash: str
@@ -34,7 +35,8 @@ class RoleKey:
 class RenderedRole:
     """The rendered objects of one role of a job.
 
-    ``name``: storage, config, access, network, initializer, coordinator, runner, trainer, rollout-POOL, reward-NAME.
+    ``name``: storage, config, access, network, initializer, coordinator, runner, trainer, rollout-POOL, reward-NAME,
+    environment-NAME.
     ``kind``: the name without POOL and NAME.
     ``hash``: hash of the manifest fields that the role's pods depend on (inputs, never the output; without replicas).
     """

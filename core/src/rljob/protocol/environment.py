@@ -44,12 +44,14 @@ class ComponentEnvironment:
 
     RLJOB_JOB: file of the resolved manifest (JSON). RLJOB_STORAGE: the job's storage (a directory; ``job://PATH`` is
     PATH in it). RLJOB_COORDINATOR: address of the coordinator. RLJOB_TOKEN: the role's token. RLJOB_LISTEN: host:port
-    on which a server listens (:8080: all addresses, of IPv4 and IPv6). RLJOB_NAME: name of the pool or reward of the
-    process. RLJOB_TOKENS (coordinator only): file of role → token, JSON. RLJOB_REWARD_URLS (runner only): JSON of
-    reward → address. RLJOB_HOST: address at which other processes reach this one (weight groups), without brackets.
+    on which a server listens (:8080: all addresses, of IPv4 and IPv6). RLJOB_NAME: name of the pool, reward or
+    environment of the process. RLJOB_TOKENS (coordinator only): file of role → token, JSON. RLJOB_REWARD_URLS (runner
+    only): JSON of reward → address. RLJOB_HOST: address at which other processes reach this one (weight groups),
+    without brackets.
     RLJOB_INSTANCE: name of the pod. RLJOB_TOKEN_FILE: file with the role's token, instead of RLJOB_TOKEN.
     RLJOB_REWARD_TOKEN, RLJOB_REWARD_TOKEN_FILE (runner only): the token of the rewards, likewise.
-    RLJOB_ENVIRONMENT_URLS, RLJOB_ENVIRONMENT_TOKEN (runner only): the same for environments.
+    RLJOB_ENVIRONMENT_URLS, RLJOB_ENVIRONMENT_TOKEN, RLJOB_ENVIRONMENT_TOKEN_FILE (runner only): the same for
+    environments.
     """
 
     job: RLJob
@@ -174,5 +176,6 @@ def environment_urls() -> dict[str, str]:
 
 
 def environment_token() -> str:
-    """Return the token of the environments that rljob starts, from RLJOB_ENVIRONMENT_TOKEN."""
-    return os.environ.get("RLJOB_ENVIRONMENT_TOKEN", "")
+    """Return the token of the environments that rljob starts, from RLJOB_ENVIRONMENT_TOKEN_FILE or
+    RLJOB_ENVIRONMENT_TOKEN."""
+    return _token("RLJOB_ENVIRONMENT_TOKEN", "RLJOB_ENVIRONMENT_TOKEN_FILE")

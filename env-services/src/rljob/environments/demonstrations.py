@@ -4,23 +4,25 @@ python -m rljob.environments.demonstrations TASK EPISODES OPTIMAL SEED   of the 
 
 In an episode that is optimal (a fraction OPTIMAL of them) every action is the expert's, in the others it is random. An
 episode has at most maxTurns actions. The rows are those of seeds that no split of `data: {seeds: {}}` has.
+
+The trainer's image has this module and the built-in games without the packages of the service, for the initializer of
+the example model. So this module imports no part of the service.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import random
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rljob.environments.environment_service import make_factory
-from rljob.environments.episode import Calls, Episode
+from rljob.api.environments.load_environment import load_environment
 from rljob.protocol.environment import read_environment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
-SECONDS = 60.0
 FIRST_SEED = 1 << 53  # seeds of rows are below
 
 
@@ -33,15 +35,21 @@ async def demonstrate(factory: Callable[[], Any], turns: int, optimal: bool, see
         optimal: whether the expert acts; else actions are random.
         seed: of the row, the episode and the agent.
     """
-    made = factory()
-    episode, chance = Episode(lambda: made, Calls("demonstration", SECONDS)), random.Random(seed)
-    found = await episode.reset(seed, {"seed": FIRST_SEED + seed})
+    made, chance = factory(), random.Random(seed)
+    observation, _ = await _result(made.reset(seed, {"seed": FIRST_SEED + seed}))
     played: list[tuple[str, str]] = []
-    while not found.ended and len(played) < turns:
+    ended = False
+    while not ended and len(played) < turns:
         action = (made.expert() if optimal else None) or chance.choice(made.actions)
-        played.append((found.observation, action))
-        found = await episode.step(action)
+        played.append((observation, action))
+        observation, _, terminated, truncated, _ = await _result(made.step(action))
+        ended = terminated or truncated
     return played
+
+
+async def _result(value: Any) -> Any:
+    """Return what a function or an async function of the environment returned."""
+    return await value if inspect.isawaitable(value) else value
 
 
 def main() -> int:
@@ -61,7 +69,10 @@ def _episodes(name: str, count: int, optimal: float, seed: int) -> Iterator[list
     acts_in = task.environment
     assert acts_in is not None, "the caller names a task with an environment"
     i = next(i for i, entry in enumerate(spec.environments) if entry.name == acts_in.name)
-    factory = make_factory(spec.environments[i], f"spec.environments[{i}]")
+    loaded = load_environment(spec.environments[i], f"spec.environments[{i}]")
+    if loaded is None:
+        raise ValueError(f"spec.environments[{i}]: {spec.environments[i].name} runs in its own program; name a builtin")
+    factory = loaded.factory()
     if not (hasattr(factory(), "expert") and hasattr(factory(), "actions")):
         raise ValueError(f"spec.environments[{i}]: {spec.environments[i].name} has no expert; name a builtin")
 

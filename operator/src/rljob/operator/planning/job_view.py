@@ -82,6 +82,7 @@ def wanted_replicas(job: RLJob, scales: Mapping[str, int]) -> dict[str, int]:
     ranges = {
         **{role_name("rollout", pool.name): pool.replicas for pool in spec.rollouts},
         **{role_name("reward", reward.name): reward.replicas for reward in spec.rewards},
+        **{role_name("environment", each.name): each.replicas for each in spec.environments},
         "runner": spec.runner.replicas,
     }
     return {

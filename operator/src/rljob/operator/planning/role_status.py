@@ -88,6 +88,7 @@ def ready_counts(roles: Sequence[RoleStatus]) -> ReadyCounts:
         trainer=text("trainer"),
         rollout=text("rollout"),
         reward=text("reward"),
+        environment=text("environment"),
         restarts=restarts if len(restarts) <= MAX_CELL_CHARACTERS else restarts[: MAX_CELL_CHARACTERS - 1] + "…",
     )
 
@@ -133,7 +134,9 @@ def fatal(view: JobView) -> tuple[str, str] | None:
     used. Exit code 2 of a user's own program is an ordinary failure: a Go program exits with 2 when it panics.
     """
     most = view.job.spec.failure_policy.max_restarts
-    others = {role_name("reward", each.name) for each in view.job.spec.rewards if not each.served_by_rljob}
+    spec = view.job.spec
+    others = {role_name("reward", each.name) for each in spec.rewards if not each.served_by_rljob}
+    others |= {role_name("environment", each.name) for each in spec.environments if not each.served_by_rljob}
     for role in view.roles:
         if role.kind in ("initializer", "trainer"):
             continue

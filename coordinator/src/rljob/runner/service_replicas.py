@@ -1,8 +1,9 @@
-"""The replicas of a reward service, as they come and go: which one gets the next request.
+"""The replicas of a reward or an environment, as they come and go: which one gets the next request.
 
-A request goes to the replica with the fewest requests among those that may get one. A replica gets none while its
-circuit breaker is open, until the time of its last Retry-After, while it has as many requests as the limit, and while
-an isolated request is in flight there or waits for the others to end. If no replica may get the request, it waits.
+The session of an environment is one request, which ends with the session. A request goes to the replica with the fewest
+requests among those that may get one. A replica gets none while its circuit breaker is open, until the time of its last
+Retry-After, while it has as many requests as the limit, and while an isolated request is in flight there or waits for
+the others to end. If no replica may get the request, it waits.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class ReplicaSet:
 
     Args:
         resolve: returns the present addresses; None: the service has one address, its own name. In a cluster the
-            name of a reward's headless Service stands for its ready pods.
+            name of a service's headless Service stands for its ready pods.
         limit: requests in flight for each replica.
     """
 
@@ -113,11 +114,16 @@ class ReplicaSet:
                 yield replica
         finally:
             replica.isolated -= isolated
-            self._notify()
+            self.notify()
 
     def spare(self, besides: Replica) -> Replica | None:
         """Return another replica that may get a request now; None: there is none."""
         return self._least(each for each in self._usable() if each is not besides)
+
+    async def has(self, replica: Replica) -> bool:
+        """Return whether a replica still exists, as far as the last resolution of the service's name shows."""
+        await self._refresh()
+        return self._replicas.get(replica.address) is replica
 
     async def close(self) -> None:
         """End the resolution of the service's name."""
@@ -153,10 +159,10 @@ class ReplicaSet:
                     await self._wait([replica])
             except BaseException:  # re-raised; a cancelled request must not keep the others waiting
                 replica.isolated -= 1
-                self._notify()
+                self.notify()
                 raise
             replica.isolated -= 1  # the replica is gone
-            self._notify()
+            self.notify()
 
     def _usable(self) -> list[Replica]:
         return [
@@ -185,7 +191,8 @@ class ReplicaSet:
             async with asyncio.timeout(min(max(seconds, LEAST_SECONDS), REFRESH_SECONDS)):
                 await self._changed.wait()
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """Let waiting requests look at the replicas again, now that one has answered or a request has ended."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -203,7 +210,7 @@ class ReplicaSet:
         try:
             addresses = await self._resolve()
         except OSError as error:  # the replicas stay: a server of names may be away too
-            log.debug("the name of a reward cannot be resolved: %s", error)
+            log.debug("the name of a service cannot be resolved: %s", error)
             addresses = ()
         finally:
             self._refreshed = self._clock()
@@ -212,4 +219,4 @@ class ReplicaSet:
             self._replicas = {
                 address: self._replicas.get(address) or Replica(address, self._clock) for address in sorted(addresses)
             }
-            self._notify()
+            self.notify()

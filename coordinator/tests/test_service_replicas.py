@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rljob.runner.reward_replicas import Replica, ReplicaSet
+from rljob.runner.service_replicas import Replica, ReplicaSet
 from rljob.simulation.virtual_time import run_in_virtual_time
 
 
