@@ -114,7 +114,7 @@ def test_commands_and_options_are_frozen(rljob):
             *("--context", "--group", "--help", "--kind", "--limit", "--namespace", "--output"),
             *("--reverse", "--sort", "--state", "--step", "--task"),
         ],
-        "show": [*WHERE, "--help", "--output"],
+        "show": [*WHERE, "--help", "--output", "--turns"],
         "audit": [*WHERE, "--help", "--output"],
     }
     assert options == {name: sorted(found) for name, found in expected.items()}

@@ -154,8 +154,30 @@ def test_show_prints_every_turn_with_its_observation_and_its_reward(rljob: Comma
     assert f"tokens     3 prompt, {tokens} response, 3 observation\n" in out
     turns = out[out.index("\nturn 0 ") :]
     assert re.findall(r"^(prompt|observation|answer)$", turns, re.M) == ["prompt", "answer", "observation", "answer"]
-    assert "reward 0.25\n" in turns and turns.index("reward 0.25") < turns.index("\nturn 1 ")
+    assert "reward 0.25, versions " in turns and turns.index("reward 0.25") < turns.index("\nturn 1 ")
     assert len(re.findall(r" -1\.000000 ", turns)) == tokens
+
+
+def test_show_replays_the_turns_alone(rljob: Command, finished_run: Path) -> None:
+    """Each turn is one block: engine, reward and versions, what the model saw, what it wrote."""
+    name = next(name for name in batch_of(finished_run, 5) if turns_of(name) == 2)
+    code, out, err = rljob("show", finished_run, name, "--turns")
+    assert (code, err) == (0, "")
+    heads = re.findall(r"^(turn \d|prompt|observation|answer)", out, re.M)
+    assert heads == ["turn 0", "prompt", "answer", "turn 1", "observation", "answer"]
+    summaries = re.findall(r"^ +reward ([\d.-]+), versions (\d+)(?:-(\d+))?$", out, re.M)
+    assert len(summaries) == 2 and summaries[0][0] == "0.25"
+    versions = [int(version) for _, low, high in summaries for version in (low, high) if version]
+    bounds = ask(finished_run, f"SELECT min_version, max_version FROM samples WHERE id = '{name}'")
+    assert [(min(versions), max(versions))] == [tuple(row) for row in bounds]
+    assert "log-probability" not in out
+    everything = rljob("show", finished_run, name)[1]
+    assert all(line in everything for line in out.splitlines())
+
+
+def test_a_replay_of_turns_without_payload_says_why_it_is_empty(rljob: Command, finished_run: Path) -> None:
+    code, out, err = rljob("show", finished_run, batch_of(finished_run, 0)[0], "--turns")
+    assert code == 0 and "its tokens were removed, as checkpoints cover them" in err and "answer" not in out
 
 
 def test_show_colours_tokens_by_their_probability_on_a_terminal(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -195,6 +196,9 @@ def _width(rows: list[list[str]], column: int) -> int:
 
 def show(
     names: Annotated[list[str], typer.Argument(metavar="[RUN] SAMPLE", help=RUN_HELP, autocompletion=complete_runs)],
+    only_turns: Annotated[
+        bool, typer.Option("--turns", help="Only the turns: observation, answer, reward, policy versions.")
+    ] = False,
     output: Output = Format.TEXT,
     context: Context = None,
     namespace: Namespace = None,
@@ -211,7 +215,12 @@ def show(
     if output is Format.JSON:
         echo_json(msgspec.json.encode(detail))
         return
-    _print_lines(_sample_lines(detail))
+    lines = _sample_lines(detail)
+    if only_turns:
+        lines = itertools.chain.from_iterable(_turn(turn, table=False) for turn in detail.turns)
+        for note in detail.notes:
+            report(note)
+    _print_lines(lines)
 
 
 def _local_sample(names: list[str]) -> SampleDetail:
@@ -259,7 +268,7 @@ def _sample_lines(detail: SampleDetail) -> Iterator[Text]:
     for note in detail.notes:
         yield _field("note", note)
     for turn in detail.turns:
-        yield from _turn(turn, single=len(detail.turns) == 1)
+        yield from _turn(turn, summary=len(detail.turns) > 1)
     if sample.text is not None and not any(turn.written for turn in detail.turns):
         yield _title("answer")
         yield Text(escape_block(sample.text))
@@ -274,12 +283,14 @@ def _tokens(sample: SampleRow) -> str:
     return f"{_number(prompt)} prompt, {_number(response)} response{observations}"
 
 
-def _turn(turn: TurnDetail, single: bool) -> Iterator[Text]:
+def _turn(turn: TurnDetail, summary: bool = True, table: bool = True) -> Iterator[Text]:
+    """Yield the lines that describe a turn. ``summary``: with reward and versions. ``table``: with a line for each
+    token."""
     for completion in turn.completions:
         text = f"attempt {completion.attempt} on {completion.engine or 'an engine that is gone'}"
         yield _field(f"turn {turn.turn}", f"{text}: {completion.tokens} tokens, {completion.finish}")
-    if turn.reward is not None and not single:
-        yield _field("", f"reward {_number(turn.reward)}")
+    if summary and (text := _summary(turn)):
+        yield _field("", text)
     if turn.given_ids:
         yield _title("prompt" if turn.turn == 0 else "observation")
         yield Text(escape_block(turn.given) if turn.given is not None else " ".join(map(str, turn.given_ids)))
@@ -288,10 +299,21 @@ def _turn(turn: TurnDetail, single: bool) -> Iterator[Text]:
     if turn.given is not None:
         yield _title("answer")
         yield Text.assemble(*((escape_block(token.text or ""), _style(token)) for token in turn.written))
+    if not table:
+        return
     yield _title("index  token  log-probability  probability  version  text")
     for i, token in enumerate(turn.written):
         numbers = f"{i:5}  {token.id:5}  {token.logprob:15.6f}  {math.exp(token.logprob):11.4f}  {token.version:7}"
         yield Text.assemble(f"{numbers}  ", (_one_line(token.text or ""), _style(token)))
+
+
+def _summary(turn: TurnDetail) -> str:
+    """Return reward and policy versions of a turn, as far as they are known."""
+    versions = sorted({token.version for token in turn.written})
+    parts = [f"reward {_number(turn.reward)}"] if turn.reward is not None else []
+    if versions:
+        parts.append(f"versions {'-'.join(map(str, dict.fromkeys((versions[0], versions[-1]))))}")
+    return ", ".join(parts)
 
 
 def _style(token: TokenDetail) -> str:
