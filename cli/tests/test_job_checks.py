@@ -64,6 +64,11 @@ def test_pools_and_rewards_with_different_environments_are_checked_one_by_one(ma
         return [(component, environment.get("RLJOB_NAME")) for component, environment in checks]
 
     assert planned() == [("trainer", None), ("rollout", None), ("runner", None), ("rewards", None)]
+    spec["environments"] = [{"name": "lake", "builtin": "frozen_lake"}]
+    assert ("environments", None) not in planned(), "validation has checked all of it"
+    spec["environments"].append({"name": "gym", "builtin": "reasoning_gym", "config": {"dataset": "chain_sum"}})
+    assert planned()[-1] == ("environments", None), "its package is needed"
+    del spec["environments"]
     spec["rollouts"][1]["template"] = acme
     assert planned() == [
         ("trainer", None),

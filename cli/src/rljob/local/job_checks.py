@@ -29,7 +29,7 @@ from rljob.protocol.startup import CHECK_REPORT
 
 CHECKED_COMPONENTS = ("trainer", "rollout", "runner", "rewards", "environments")
 """Components that check themselves: ``python -m rljob.NAME.main --check``. `rewards` and `environments` only check
-functions: validation and the runner check the requirements of builtin ones."""
+functions and builtins that need a package: validation and the runner check the requirements of other builtins."""
 CHECK_SECONDS = 120.0
 LAST_LINES = 15
 
@@ -91,7 +91,7 @@ def _planned_checks(job: RLJob, storage: Path, gpus: tuple[Gpu, ...] = ()) -> It
     differ in their GPUs only: the first one is checked.
     """
     context = LocalContext(storage, dict.fromkeys(servers(job), 0), dict.fromkeys(ROLES, ""), gpus)
-    functions = {f"{kind}-{each.name}": f"{kind}s" for kind, each in services(job) if each.function is not None}
+    functions = {f"{kind}-{each.name}": f"{kind}s" for kind, each in services(job) if each.checked_by_service}
     planned: dict[str, dict[str, dict[str, str]]] = {component: {} for component in CHECKED_COMPONENTS}
     for command in components(job, context):
         component = functions.get(command.name, command.name.partition("-")[0])

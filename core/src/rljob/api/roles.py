@@ -89,6 +89,11 @@ class Reward(Model):
         """Whether rljob's own service scores: a builtin or a function."""
         return self.builtin is not None or self.function is not None
 
+    @property
+    def checked_by_service(self) -> bool:
+        """Whether only the service can check the entry: it has the code."""
+        return self.function is not None
+
 
 class Environment(Model):
     """An environment service: `builtin`, `function`, `url`, or a container of your own in `template`, with `local` for
@@ -123,6 +128,11 @@ class Environment(Model):
     def served_by_rljob(self) -> bool:
         """Whether rljob's own service runs the episodes: a builtin or a function."""
         return self.builtin is not None or self.function is not None
+
+    @property
+    def checked_by_service(self) -> bool:
+        """Whether only the service can check the entry: it has the code or the package."""
+        return self.function is not None or (self.builtin is not None and ENVIRONMENTS[self.builtin].needs_package)
 
 
 class Optimizer(Model):

@@ -69,7 +69,16 @@ def make_factory(environment: Environment, where: str) -> Callable[[], Any]:
     loaded = load_environment(environment, where)
     if loaded is None:
         raise ValueError(f"{where}: {environment.name} is not a builtin or a function; start its own program")
-    return loaded.factory()
+    factory = loaded.factory()
+    if loaded.kind.needs_package:
+        try:
+            made = factory()
+            made.reset(0, {"seed": 0})
+        except ValueError as error:
+            raise ValueError(f"{where}.config.{error}") from error
+        if hasattr(made, "close"):
+            made.close()
+    return factory
 
 
 def run(factory: Callable[[], Any], environment: Environment, listen: str, token: str) -> None:

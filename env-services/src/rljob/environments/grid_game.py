@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import random
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from rljob.api.environments.grid_options import GridOptions
+from rljob.environments.action_text import answer_text, seed_of
 from rljob.environments.sdk_types import Info, StepResult
 
 Cell = tuple[int, int]
 MOVES: Mapping[str, Cell] = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 """Action → change of row and column. The order is that of Gymnasium's FrozenLake."""
-ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def parse_action(text: str) -> str | None:
@@ -22,23 +21,10 @@ def parse_action(text: str) -> str | None:
 
     Only what is between <answer> and </answer> counts, if the text has it, else the whole text.
     """
-    found = ANSWER.search(text)
-    word = (found[1] if found else text).strip().casefold()
+    word = answer_text(text).casefold()
     if word in MOVES:
         return word
     return next((move for move in MOVES if move[0] == word), None)
-
-
-def seed_of(row: Mapping[str, Any]) -> int:
-    """Return the seed of a row, from which a game generates its problem.
-
-    Raises:
-        ValueError: the row has no whole number as seed.
-    """
-    seed = row.get("seed")
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise ValueError("the row has no column seed with a whole number; use the data source seeds")
-    return seed
 
 
 class GridGame(ABC):

@@ -65,16 +65,15 @@ def _check() -> int:
 
 
 def function_problems(spec: RLJobSpec, name: str = "") -> Iterator[str]:
-    """Yield one sentence for each reason why function ``name`` of the job, or any function of it, cannot be served."""
-    from rljob.api.environments.load_environment import load_environment
+    """Yield one sentence for each reason why environment ``name`` of the job, or any of those that only the service can
+    check, cannot be served."""
+    from rljob.environments.environment_service import make_factory
 
     for i, environment in enumerate(spec.environments):
-        if environment.function is None or name not in ("", environment.name):
+        if not environment.checked_by_service or name not in ("", environment.name):
             continue
         try:
-            loaded = load_environment(environment, f"spec.environments[{i}]")
-            assert loaded is not None, "the environment has a function"
-            loaded.factory()
+            make_factory(environment, f"spec.environments[{i}]")
         except ValueError as error:
             yield from str(error).splitlines()
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rljob.api.configurable import describe_options
-from rljob.api.environments import ice, warehouse
+from rljob.api.environments import gym_problems, ice, warehouse
 from rljob.api.environments.environment_kind import EnvironmentKind
 
 __all__ = ["ENVIRONMENTS", "EnvironmentKind", "environment_docs", "environment_option_docs"]
 
-ENVIRONMENTS: Mapping[str, EnvironmentKind] = {"frozen_lake": ice.KIND, "sokoban": warehouse.KIND}
+ENVIRONMENTS: Mapping[str, EnvironmentKind] = {
+    "frozen_lake": ice.KIND,
+    "sokoban": warehouse.KIND,
+    "reasoning_gym": gym_problems.KIND,
+}
 """Value of ``spec.environments[].builtin`` → the environment."""
 
 

@@ -20,7 +20,8 @@ class EnvironmentKind:
 
     ``make(options)`` returns the environment of one episode (:mod:`rljob.environments.sdk_types`); the service calls it
     once for each session. It may be module:attribute of a module that only the service imports. ``options``: model of
-    ``config``. ``summary``: one sentence for the documentation.
+    ``config``. ``summary``: one sentence for the documentation. ``needs_package``: ``make`` and ``reset``,
+    which are not async, check the options with a package that only the service has; it calls both once when it starts.
 
     Raises:
         ValueError: ``options`` is not a Model.
@@ -29,6 +30,7 @@ class EnvironmentKind:
     make: str | Callable[[Any], Any]
     options: type[Model] = NoOptions
     summary: str = ""
+    needs_package: bool = False
 
     def __post_init__(self) -> None:
         check_options(self.options, "an EnvironmentKind")
