@@ -15,12 +15,13 @@ from torch import Tensor
 
 from benchmarks.learning_sampler import Answers, Sampler, quickstart
 from rljob.api.algorithm import Algorithm
-from rljob.api.algorithm_presets import fill
+from rljob.api.algorithm_presets import fill, frozen_models
 from rljob.api.models import LogprobTolerance
 from rljob.api.roles import Trainer
 from rljob.protocol.messages import Train
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.example_model import build
+from rljob.trainer.frozen_models import load_models
 from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic, set_threads
 from rljob.trainer.step import apply_batch, plan_step
 from rljob.trainer.step_checks import StepChecks
@@ -59,6 +60,8 @@ class Learner:
         self._world = _join()
         self.algorithm = algorithm
         self.backend = FsdpBackend(model, settings(), self._world)
+        sources = {name: model for name in frozen_models(algorithm).values()}
+        self._frozen = load_models(algorithm, sources, model, self.backend)
         self.sampler = Sampler(model, seed)
         self._checks = StepChecks(LogprobTolerance(1e-4, 1e-3, "the mean", "the largest"), largest=1e-3)
 
@@ -77,7 +80,7 @@ class Learner:
         assert budget is not None
         plan = plan_step(train, self.algorithm, self._world, budget)
         rows = {i: answers.rows[i] for i in plan.indices}
-        return apply_batch(plan, rows, self.algorithm, self.backend, self._world, self._checks).metrics
+        return apply_batch(plan, rows, self.algorithm, self.backend, self._world, self._checks, self._frozen).metrics
 
     def close(self) -> None:
         """Leave the process groups, so that another learner can be made."""

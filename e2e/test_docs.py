@@ -12,7 +12,7 @@ from e2e.docs.reader import PAGES, matches, shell
 from e2e.fields.place import manifest
 from rljob.api.algorithm_presets import PRESETS
 from rljob.api.explain import fields
-from rljob.api.extensions import ADVANTAGES, AGGREGATIONS, CORRECTIONS, OBJECTIVES
+from rljob.api.extensions import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, OBJECTIVES
 from rljob.api.load import loads
 from rljob.api.yaml_loader import read_yaml, write_yaml
 from rljob.cli.reference import page as command_page
@@ -157,7 +157,7 @@ def test_the_page_on_kubernetes_has_every_reason_of_a_condition():
 
 def test_the_page_on_algorithms_has_every_preset_function_and_field():
     names = {name for span in code_spans(ROOT / "docs/algorithms.md") for name in re.findall(r"\w+", span)}
-    functions = [*PRESETS, *ADVANTAGES, *OBJECTIVES, *CORRECTIONS, *AGGREGATIONS]
+    functions = [*PRESETS, *ADVANTAGES, *OBJECTIVES, *CORRECTIONS, *AGGREGATIONS, *KL_ESTIMATORS]
     own = [path.rpartition(".")[2] for path in KNOWN_FIELDS if path.startswith("spec.algorithm.")]
     assert [name for name in [*functions, *own] if name not in names] == []
 

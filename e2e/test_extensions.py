@@ -5,6 +5,7 @@ The package is outside the repository. Each job ends with a clean audit, and its
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable
@@ -164,7 +165,12 @@ def test_the_built_in_trainer_works_with_all_other_extensions(workspace: Workspa
     run = workspace.run(
         "built-in-trainer",
         models={"source": "qwen2"},
-        algorithm={"advantage": "mypackage.advantages:over_batch", "objective": "mypackage.objective:reinforce"},
+        algorithm={
+            "advantage": "mypackage.advantages:over_batch",
+            "objective": "mypackage.objective:reinforce",
+            "klCoefficient": 0.5,
+            "klEstimator": "mypackage.kl:huber",
+        },
         tasks={"loop": "mypackage.loop:three_guesses"},
         rewards={"builtin": None, "function": "mypackage.reward:short", "config": {"limit": 2}},
         trainer={"backend": "fsdp"},
@@ -172,6 +178,9 @@ def test_the_built_in_trainer_works_with_all_other_extensions(workspace: Workspa
     ).check()
     check_turns(run)
     check_batch_advantages(run)
+    first, second = (json.loads(text) for (text,) in run.rows("SELECT metrics FROM step_metrics ORDER BY step"))
+    name = "trainer/reference_kl_k3"
+    assert first[name] == 0 < second[name], "the reference is the first policy"
 
 
 WRONG = {
@@ -179,6 +188,7 @@ WRONG = {
     "spec.algorithm.objective": ("mypackage.objective:thing", "mypackage.objective has no attribute thing"),
     "spec.algorithm.correction": ("mypackage.correction:thing", "mypackage.correction has no attribute thing"),
     "spec.algorithm.aggregation": ("wrong.raises:thing", "RuntimeError: a licence is missing"),
+    "spec.algorithm.klEstimator": ("mypackage.kl:thing", "mypackage.kl has no attribute thing"),
     "spec.trainer.backend": ("mypackage.backend:thing", "mypackage.backend has no attribute thing"),
     "spec.rollouts[0].engine": ("wrong.raises:thing", "RuntimeError: a licence is missing"),
     "spec.tasks[0].loop": ("wrong.loops:not_async", "async"),
@@ -188,7 +198,7 @@ WRONG = {
 
 
 def test_wrong_references_are_reported_together_before_anything_starts(workspace: Workspace) -> None:
-    sections: dict[str, dict[str, object]] = {"rewards": {"builtin": None}}
+    sections: dict[str, dict[str, object]] = {"rewards": {"builtin": None}, "algorithm": {"klCoefficient": 1}}
     for path, (reference, _) in WRONG.items():
         _, section, field = path.split(".")
         sections.setdefault(section.partition("[")[0], {})[field] = reference

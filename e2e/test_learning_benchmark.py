@@ -12,7 +12,6 @@ from benchmarks.learning_cells import Cells
 from benchmarks.learning_grid import CORRECTIONS, STALENESS, grid_figures
 from benchmarks.learning_plot import plot_curves
 from benchmarks.scheduling_statistics import interval
-from rljob.api.algorithm_presets import PRESETS
 
 
 def result(gain: float, distance: float) -> dict:
@@ -20,15 +19,19 @@ def result(gain: float, distance: float) -> dict:
 
 
 def test_a_preset_counts_if_it_learns_and_differs_from_grpo():
-    results = {name: result(0.3, 0.5) for name in PRESETS}
+    results = {name: result(0.3, 0.5) for name in learning.TRAINED}
     results["grpo"] = result(0.3, 0.0)
     figures, targets = learning.quick_figures(results)
-    assert targets["presets_that_learn"] == {"value": len(PRESETS), "target": 15, "holds": len(PRESETS) >= 15}
+    assert targets["presets_that_learn"] == {
+        "value": len(learning.TRAINED),
+        "target": 15,
+        "holds": len(learning.TRAINED) >= 15,
+    }
     assert targets["least_distance_from_grpo"]["holds"] and "rewards" not in figures["grpo"]
     results["gspo"], results["kimi"] = result(0.3, 1e-9), result(0.1, 0.5)
     figures, targets = learning.quick_figures(results)
-    assert [name for name in PRESETS if not figures[name]["learns"]] == ["gspo", "kimi"]
-    assert targets["presets_that_learn"]["value"] == len(PRESETS) - 2
+    assert [name for name in learning.TRAINED if not figures[name]["learns"]] == ["gspo", "kimi"]
+    assert targets["presets_that_learn"]["value"] == len(learning.TRAINED) - 2
     assert not targets["least_distance_from_grpo"]["holds"]
     _, targets = learning.quick_figures({"grpo": result(0.3, 0.0)})
     assert targets == {}, "one cell says nothing of the presets"

@@ -35,7 +35,7 @@ from rljob.trainer.algorithms.needs import load_function
 from rljob.trainer.backends.base import Output
 from rljob.trainer.batch import Microbatch, MicrobatchInputs
 from rljob.trainer.metrics import TokenStatistics
-from rljob.trainer.step import PolicyLoss
+from rljob.trainer.policy_loss import PolicyLoss
 
 RELEASES = {
     "verl": ("0.7.0", ("verl/trainer/ppo/core_algos.py", "verl/utils/torch_functional.py")),
@@ -52,7 +52,7 @@ KNOWN = {
     "verl reinforce_pp_baseline": EPSILON,
 }
 """Case → its tolerance where verl adds 1e-8 to a number of tokens."""
-SEEDS = 3
+SEEDS, KL = 3, 0.3
 MAX_TOKENS = 32
 
 Result = tuple[Tensor, Tensor]
@@ -120,6 +120,7 @@ class Arrays:
         self.samples = random_samples(seed)
         self.mask_BT = self._rows("logprobs_T") != 0
         self.old_BT, self.behavior_BT = self._rows("old_T"), self._rows("behavior_T")
+        self.reference_BT = self._rows("reference_T")
         generator = np.random.default_rng(seed)
         self.advantages_B = torch.from_numpy(generator.normal(size=len(self.samples)))
 
@@ -149,7 +150,8 @@ def ours(algorithm: Algorithm, arrays: Arrays) -> Result:
     )
     inputs.advantages_BK = arrays.advantages_B.unsqueeze(-1).expand(mask_BT.shape).where(mask_BT, 0.0)
     logprobs_BT = arrays.logprobs()
-    loss = PolicyLoss([inputs], [arrays.old_BT], False, algorithm, TokenStatistics(torch.device("cpu")))
+    frozen = {"reference": [arrays.reference_BT]} if algorithm.kl_coefficient else {}
+    loss = PolicyLoss([inputs], [arrays.old_BT], frozen, False, algorithm, TokenStatistics(torch.device("cpu")))
     share = loss(0, Output(logprobs_BT))
     if loss.error is not None:
         raise loss.error
@@ -178,7 +180,7 @@ def verl_losses(verl: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Cal
         **clips, loss_scale_factor=None, global_batch_info={}, tau_pos=1.0, tau_neg=1.05, policy_loss=Config()
     )
 
-    def case(function: str, mode: str) -> Callable[[Arrays], Result]:
+    def case(function: str, mode: str, estimator: str = "") -> Callable[[Arrays], Result]:
         def result(arrays: Arrays) -> Result:
             logprobs_BT = arrays.logprobs()
             advantages_BT = arrays.advantages_B.unsqueeze(-1).expand(arrays.mask_BT.shape)
@@ -186,10 +188,16 @@ def verl_losses(verl: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Cal
                 old_log_prob=arrays.old_BT, log_prob=logprobs_BT, advantages=advantages_BT,
                 response_mask=arrays.mask_BT.double(), loss_agg_mode=mode, config=config,
             )[0]  # fmt: skip
+            if estimator:  # as verl's actor adds it
+                kl_BT = verl["kl_penalty"](logprobs_BT, arrays.reference_BT, estimator)
+                loss = loss + KL * verl["agg_loss"](kl_BT, arrays.mask_BT.double(), mode)
             return _backward(loss, logprobs_BT)
 
         return result
 
+    for estimator in ("k2", "k3"):
+        with_kl = fields | {"klCoefficient": KL, "klEstimator": estimator}
+        yield f"vanilla with KL {estimator}", with_kl, case("vanilla", "token-mean", estimator)
     for mode in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean"):
         yield f"vanilla {mode}", fields | {"aggregation": mode.replace("-", "_")}, case("vanilla", mode)
     sample_mean = "seq-mean-token-mean"
@@ -215,6 +223,7 @@ def trl_losses(text: str, trl: dict[str, Any]) -> Iterator[tuple[str, dict[str, 
                 "prompt_ids": mask_BT[:, :1], "prompt_mask": mask_BT[:, :1], "completion_ids": mask_BT,
                 "completion_mask": mask_BT, "advantages": arrays.advantages_B, "old_per_token_logps": arrays.old_BT,
                 "sampling_per_token_logps": arrays.behavior_BT, "num_items_in_batch": mask_BT.sum(),
+                "ref_per_token_logps": arrays.reference_BT,
             }  # fmt: skip
             if self.use_vllm:
                 inputs["importance_sampling_ratio"] = importance_ratio(
@@ -233,6 +242,7 @@ def trl_losses(text: str, trl: dict[str, Any]) -> Iterator[tuple[str, dict[str, 
     fields = {"clipLow": 0.2, "clipHigh": 0.28, "correction": "none", "dualClip": 0}
     yield "grpo", fields | {"aggregation": "seq_mean_token_mean"}, case("grpo")
     yield "bnpo", fields, case("bnpo")
+    yield "bnpo with KL", fields | {"klCoefficient": KL}, case("bnpo", beta=KL)
     yield "dapo", fields, case("dapo")
     yield "dr_grpo", fields | {"aggregation": "seq_mean_token_sum_norm"}, case("dr_grpo")
     cispo = {"objective": "cispo", "clipLow": 1.0, "clipHigh": 0.28, "correction": "none"}

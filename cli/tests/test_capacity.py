@@ -40,3 +40,18 @@ def test_a_trainer_on_cpu_holds_its_state_gradients_and_a_checkpoint(manifest, d
     """Bytes a parameter: weights, gradients and two moments, the copy of a checkpoint, weights in bfloat16."""
     manifest["spec"]["trainer"] = {**manifest["spec"].get("trainer", {}), "dtype": dtype}
     assert capacity._needs(resolve(validate(manifest)), "source", 1000)[0].size == each * 1000
+
+
+def test_a_trainer_on_cpu_holds_each_model_that_is_not_trained_once(manifest, tmp_path, monkeypatch):
+    manifest["spec"]["models"] = [
+        {"name": "policy", "source": "job://model"},
+        {"name": "big", "source": "job://big"},
+    ]
+    manifest["spec"]["algorithm"] = {"klCoefficient": 0.1, "referenceModel": "big", "teacherModel": "big"}
+    job = resolve(validate(manifest))
+    sizes = {tmp_path / "model": 1000, tmp_path / "big": 5000}
+    monkeypatch.setattr(capacity, "count_parameters", sizes.__getitem__)
+    frozen = capacity._frozen_parameters(job, tmp_path)
+    assert frozen == 5000
+    _, need, *_ = capacity._needs(job, "source", 1000, frozen)
+    assert (need.size, need.what) == (4 * 5000, "the 5,000 parameters of the reference and teacher models")

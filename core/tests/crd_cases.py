@@ -11,7 +11,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-from core.tests.manifests import MANIFEST
+from core.tests.manifests import MANIFEST, WITH_TEACHER
 from rljob.api.load import override
 
 LISTED = "a list map: the API server names the duplicate entry"
@@ -58,6 +58,7 @@ def _jsonl(*fields: str) -> str:
 
 _TWO_PROCESSES = ("spec.trainer.processesPerNode=2",)
 _NEEDS_MEGATRON, _NOT_MEGATRON = "needs backend megatron; set it", "is not supported by backend megatron; remove it"
+_TWO_MODELS = WITH_TEACHER[0]
 _EXACT = "spec.rewards[0].builtin=exact_match"
 _ACTING = (
     "spec.environments=[{name: lake, builtin: frozen_lake}]",
@@ -111,6 +112,19 @@ GOOD = [
     Case(
         "one sample per prompt with Dr. GRPO and another advantage",
         ("spec.training.samplesPerPrompt=1", "spec.algorithm={preset: dr_grpo, advantage: 'mine:advantage'}"),
+        "",
+    ),
+    Case("KL to the first weights in the loss", ("spec.algorithm={klCoefficient: 0.1, klEstimator: k2}",), ""),
+    Case(
+        "KL to another model in the reward",
+        (_TWO_MODELS, "spec.algorithm={klCoefficient: 0.1, klIn: reward, referenceModel: big}"),
+        "",
+    ),
+    Case("a teacher alone", (_TWO_MODELS, "spec.algorithm={preset: distillation, teacherModel: big}"), ""),
+    Case("a teacher and rewards", (_TWO_MODELS, "spec.algorithm={teacherModel: big, teacherCoefficient: 0.1}"), ""),
+    Case(
+        "a reference for a function of the user",
+        (_TWO_MODELS, "spec.algorithm={objective: 'mine:f', referenceModel: big}"),
         "",
     ),
     Case("only evaluation", ("spec.training.steps=0", "spec.evaluation={tasks: [sums]}"), ""),
@@ -317,6 +331,97 @@ FIELDS = [
         "a penalty without a buffer",
         ("spec.algorithm.overlongPenalty=1",),
         "algorithm.overlongPenalty: has no effect without overlongBuffer",
+        "",
+        MANY,
+    ),
+    Case(
+        "a reference that is not defined",
+        ("spec.algorithm={klCoefficient: 0.1, referenceModel: big}",),
+        "algorithm.referenceModel: 'big' is not defined; there are policy; name one of them, or add it to models",
+        "is not defined; name one of models",
+        "CEL messages contain no values",
+    ),
+    Case(
+        "a teacher that is not defined",
+        ("spec.algorithm.teacherModel=big",),
+        "algorithm.teacherModel: 'big' is not defined; there are policy",
+        "is not defined; name one of models",
+        "CEL messages contain no values",
+    ),
+    Case(
+        "a model that nothing uses",
+        (_TWO_MODELS,),
+        "models[1]: no field uses the model big; name it in algorithm.referenceModel or algorithm.teacherModel",
+        "",
+        MANY,
+    ),
+    Case(
+        "a reference without a coefficient",
+        (_TWO_MODELS, "spec.algorithm.referenceModel=big"),
+        "algorithm.referenceModel: has no effect without klCoefficient; set it, or remove referenceModel",
+        "",
+        MANY,
+    ),
+    Case(
+        "an estimator without a coefficient",
+        ("spec.algorithm.klEstimator=k2",),
+        "algorithm.klEstimator: has no effect without klCoefficient",
+        "",
+        MANY,
+    ),
+    Case(
+        "a weight of no teacher",
+        ("spec.algorithm.teacherCoefficient=2",),
+        "algorithm.teacherCoefficient: has no effect without teacherModel",
+        "",
+        MANY,
+    ),
+    Case(
+        "KL in the loss without a gradient",
+        ("spec.algorithm={klCoefficient: 0.1, klEstimator: k1}",),
+        "algorithm.klEstimator: the expected gradient of k1 in the loss is 0, so it has no effect; set k2, k3 or",
+        "",
+        MANY,
+    ),
+    Case(
+        "an estimator of the loss in the reward",
+        ("spec.algorithm={klCoefficient: 0.1, klIn: reward, klEstimator: k3_unbiased}",),
+        "algorithm.klEstimator: in the reward, without a gradient, k3_unbiased is k3; set k1, or klIn: loss",
+        "",
+        MANY,
+    ),
+    Case(
+        "distillation without a teacher",
+        ("spec.algorithm.preset=distillation",),
+        "algorithm.teacherModel: with advantage zero nothing is learned without a teacher; name one of models",
+        "",
+        MANY,
+    ),
+    Case(
+        "distillation with KL in rewards that are not used",
+        (*WITH_TEACHER, "spec.algorithm={preset: distillation, teacherModel: big, klCoefficient: 1, klIn: reward}"),
+        "algorithm.klIn: with advantage zero rewards are not used; set loss, or another advantage",
+        "",
+        MANY,
+    ),
+    Case(
+        "the policy as its own teacher",
+        ("spec.algorithm.teacherModel=policy",),
+        "algorithm.teacherModel: policy cannot teach itself; name another model, or set klCoefficient",
+        "",
+        MANY,
+    ),
+    Case(
+        "a teacher with an objective that follows rewards",
+        (*WITH_TEACHER, "spec.algorithm.preset=raft_pp"),
+        "algorithm.objective: raft_pp distinguishes samples by rewards, which a teacher does not change",
+        "",
+        MANY,
+    ),
+    Case(
+        "a reference with Megatron",
+        ("spec.algorithm.klCoefficient=0.1", "spec.trainer.backend=megatron"),
+        "trainer.backend: megatron runs no reference model; set fsdp, or remove klCoefficient, referenceModel and",
         "",
         MANY,
     ),

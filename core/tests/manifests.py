@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from rljob.api.algorithm_presets import PRESETS
+
 MANIFEST: dict[str, Any] = {
     "apiVersion": "rljob.dev/v1alpha1",
     "kind": "RLJob",
@@ -15,3 +17,15 @@ MANIFEST: dict[str, Any] = {
         "rollouts": [{"name": "main"}],
     },
 }
+
+WITH_TEACHER = (
+    "spec.models=[{name: policy, source: 'job://model'}, {name: big, source: 'job://big'}]",
+    "spec.algorithm.teacherModel=big",
+)
+"""Entries as for --set."""
+
+
+def entries_of(preset: str) -> tuple[str, ...]:
+    """Return the entries, as for --set, that choose a preset, with the teacher that it may need."""
+    needs_teacher = PRESETS[preset]["advantage"] == "zero"
+    return (f"spec.algorithm.preset={preset}", *(WITH_TEACHER if needs_teacher else ()))

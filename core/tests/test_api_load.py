@@ -3,8 +3,9 @@ import re
 
 import pytest
 
+from core.tests.manifests import WITH_TEACHER, entries_of
 from rljob.api.algorithm import Algorithm
-from rljob.api.algorithm_presets import PRESETS, READERS, chosen, describe_needs, is_read
+from rljob.api.algorithm_presets import CONDITIONS, PRESETS, READERS, chosen, describe_needs, is_read, stabilizers
 from rljob.api.errors import ManifestError
 from rljob.api.explain import explain, explain_field, fields, to_data
 from rljob.api.load import load, loads, override, validate
@@ -264,22 +265,21 @@ def test_an_override_of_an_unknown_field_is_refused_by_validation(manifest):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_an_explained_manifest_loads_as_the_resolved_job(manifest, preset):
-    change(manifest, spec__algorithm__preset=preset, spec__evaluation__everySteps=2)
-    job = loads(write_yaml(manifest))
+    change(manifest, spec__evaluation__everySteps=2)
+    job = loads(write_yaml(manifest), entries_of(preset))
     assert loads(explain(job)) == resolve(job)
     assert resolve(resolve(job)) == resolve(job)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_fills_every_governed_field_but_the_users_own_value_wins(manifest, preset):
-    change(manifest, spec__algorithm__preset=preset)
-    resolved = resolve(loads(write_yaml(manifest))).spec.algorithm
+    resolved = resolve(loads(write_yaml(manifest), entries_of(preset))).spec.algorithm
     empty = {name for name, value in resolved if value is None}
     assert empty == {field for field in Algorithm.model_fields if chosen(resolved, field) is None} | {
-        field for field in READERS if not is_read(resolved, field)
-    } | {"overlong_penalty"}
-    change(manifest, spec__algorithm__minibatches=2)
-    assert resolve(loads(write_yaml(manifest))).spec.algorithm.minibatches == 2
+        field for field in (*READERS, *CONDITIONS) if not is_read(resolved, field)
+    }
+    own = [*entries_of(preset), "spec.algorithm.minibatches=2"]
+    assert resolve(loads(write_yaml(manifest), own)).spec.algorithm.minibatches == 2
 
 
 def test_null_turns_dual_clip_off_and_unset_is_the_presets(manifest):
@@ -306,6 +306,29 @@ def test_the_needs_of_an_algorithm_are_explained(manifest):
         "spec.algorithm.entropyCoefficient=0.1"
     )
     assert "mine:f" in needs("spec.algorithm.objective=mine:f")
+    assert needs("spec.algorithm.klCoefficient=0.1").endswith(
+        "the algorithm needs the log-probabilities of the reference model (policy), one forward pass; samples whose "
+        "advantage is 0 are computed"
+    )
+    assert "before the batch, one forward pass before the advantages" in needs(
+        "spec.algorithm={klCoefficient: 0.1, klIn: reward}"
+    )
+    assert "of the teacher model (big), one forward pass" in needs(*WITH_TEACHER)
+
+
+def test_kl_has_the_estimator_of_its_place_and_the_first_weights_as_reference(manifest):
+    def algorithm(*overrides: str) -> Algorithm:
+        return resolve(loads(write_yaml(manifest), overrides)).spec.algorithm
+
+    plain = algorithm()
+    assert plain.kl_in is plain.kl_estimator is plain.reference_model is plain.teacher_coefficient is None
+    in_loss = algorithm("spec.algorithm.klCoefficient=0.1")
+    assert (in_loss.kl_in, in_loss.kl_estimator, in_loss.reference_model) == ("loss", "k3", "policy")
+    in_reward = algorithm("spec.algorithm={klCoefficient: 0.1, klIn: reward}")
+    assert (in_reward.kl_in, in_reward.kl_estimator) == ("reward", "k1")
+    assert algorithm(*WITH_TEACHER).teacher_coefficient == 1
+    changes = [stabilizers(each) for each in (plain, in_loss, in_reward, algorithm(*WITH_TEACHER))]
+    assert changes == [[], [], ["kl_coefficient"], ["teacher_model"]], "the audit recomputes the other advantages only"
 
 
 def test_the_resolved_job_survives_json(manifest):

@@ -43,6 +43,11 @@ SETTINGS = TrainerSettings(ranks=4, dtype="bfloat16", tokens=4096, bucket_bytes=
 H100 = 81_559 << 20
 
 
+def policy(name: str, **others: str) -> dict[str, ModelShape]:
+    """Return the models of a job: the policy, and others by name."""
+    return {entry: MODELS[size] for entry, size in {"policy": name, **others}.items()}
+
+
 def test_parameters_and_activations_are_those_of_the_published_models():
     assert {name: model.parameters for name, model in MODELS.items()} == {
         "1.5B": 1_543_714_304,
@@ -133,6 +138,23 @@ def test_the_plan_of_7b_with_adapters_on_one_gpu():
     assert two.checkpoint.device == state // 2 + 3_269_984_256 + merged + 8 * trained + copy
 
 
+def test_models_that_are_not_trained_are_planned_in_the_dtype():
+    alone = plan_memory(MODELS["1.5B"], SETTINGS)
+    frozen = replace(SETTINGS, frozen=(MODELS["1.5B"], MODELS["7B"]))
+    both = plan_memory(MODELS["1.5B"], frozen)
+    shards = 771_857_152 + 3_807_808_256  # 2 bytes a parameter / 4
+    for phase in ("step", "update", "checkpoint"):
+        assert both.phases[phase].device - alone.phases[phase].device == shards, phase
+        assert both.phases[phase].host == alone.phases[phase].host, phase
+    # rows of the largest parameter of the teacher, in float32 / 4
+    assert both.load == Peak(1_543_714_304 + shards + 544_997_376, 544_997_376)
+    # The forward pass of a large teacher needs more than all passes of a small policy: embedding, head and two layers.
+    small, many = ModelShape(32_000, 1024, 4096, 16, 16, 4, 64), replace(SETTINGS, ranks=64, tokens=256)
+    whole = 3_114_280_960 + 1_950_420_992
+    taught = step_bytes(small, replace(many, frozen=(MODELS["32B"],)))
+    assert step_bytes(small, many) < whole < taught - 2 * MODELS["32B"].parameters // 64 < 1.3 * whole
+
+
 def test_an_offloaded_optimizer_is_planned_on_the_host():
     on_device, offloaded = (
         plan_memory(MODELS["7B"], SETTINGS),
@@ -186,9 +208,12 @@ def test_heads_of_other_sizes_and_their_norms_count():
 def spec():
     """Function that resolves the spec of a job with changes, on GPUs or on a CPU."""
 
-    def make(device="nvidia", length=4096, pool=(), **trainer):
+    def make(device="nvidia", length=4096, pool=(), algorithm=(), **trainer):
         rollouts = [{"name": "main", "maxModelLength": length, **dict(pool)}]
-        data = MANIFEST | {"spec": MANIFEST["spec"] | {"trainer": trainer, "rollouts": rollouts}}
+        changes = {"trainer": trainer, "rollouts": rollouts, "algorithm": dict(algorithm)}
+        if "teacherModel" in changes["algorithm"]:
+            changes["models"] = [*MANIFEST["spec"]["models"], {"name": "big", "source": "job://big"}]
+        data = MANIFEST | {"spec": MANIFEST["spec"] | changes}
         return resolve(validate(data), device).spec
 
     return make
@@ -206,15 +231,15 @@ def test_defaults_follow_from_the_device(spec):
 
 def test_the_trainer_derives_the_tokens_of_a_microbatch(spec):
     four = spec(processesPerNode=4)
-    assert microbatch_tokens(four, MODELS["7B"], H100) == 3584
-    assert microbatch_tokens(spec(processesPerNode=4, microbatchTokens=7), MODELS["7B"], H100) == 7
-    assert microbatch_tokens(spec("cpu"), MODELS["7B"], 0) == 16_384
-    assert microbatch_tokens(four, None, H100) == microbatch_tokens(four, MODELS["7B"], 0) == UNKNOWN_TOKENS
+    assert microbatch_tokens(four, policy("7B"), H100) == 3584
+    assert microbatch_tokens(spec(processesPerNode=4, microbatchTokens=7), policy("7B"), H100) == 7
+    assert microbatch_tokens(spec("cpu"), policy("7B"), 0) == 16_384
+    assert microbatch_tokens(four, {}, H100) == microbatch_tokens(four, policy("7B"), 0) == UNKNOWN_TOKENS
 
 
 def test_what_cannot_fit_is_refused_with_field_and_remedy(spec):
     def problems(found, name="7B", memory=H100):
-        return [*trainer_problems(found, MODELS[name], memory)]
+        return [*trainer_problems(found, policy(name), memory)]
 
     assert problems(spec(processesPerNode=4)) == []
     assert problems(spec(lora={"rank": 32})) == []
@@ -265,8 +290,24 @@ def test_what_cannot_fit_is_refused_with_field_and_remedy(spec):
     assert "32.0 GiB and 61.0 GiB of weights do not fit a GPU of 79.6 GiB" in cache
 
 
+def test_the_tokens_of_a_microbatch_leave_room_for_a_teacher(spec):
+    taught = spec(processesPerNode=4, algorithm={"teacherModel": "big"})
+    assert microbatch_tokens(taught, policy("1.5B", big="7B"), H100) < microbatch_tokens(
+        spec(processesPerNode=4), policy("1.5B"), H100
+    )
+    assert microbatch_tokens(taught, policy("1.5B"), H100) == UNKNOWN_TOKENS
+    (problem,) = trainer_problems(taught, policy("1.5B", big="32B"), 16 << 30)
+    assert "of 1,543,714,304 parameters and 32,763,876,352 that are not trained needs" in problem
+    assert (
+        "1,543,714,304 parameters and 7,615,616,512 that are not trained, 4 ranks"
+        in describe_plan(taught, policy("1.5B", big="7B"), H100)[0]
+    )
+    own = spec(processesPerNode=4, algorithm={"klCoefficient": 0.1})
+    assert "and 1,543,714,304 that are not trained" in describe_plan(own, policy("1.5B"), H100)[0]
+
+
 def test_explain_shows_the_plan(spec):
-    assert describe_plan(spec(processesPerNode=4), MODELS["7B"], H100) == [
+    assert describe_plan(spec(processesPerNode=4), policy("7B"), H100) == [
         "memory of the trainer's first process: 7,615,616,512 parameters, 4 ranks, bfloat16, microbatches of 3584 "
         "tokens and samples of up to 4096; 90% of 79.6 GiB can be used",
         "  load: GPU 7.6 GiB, host 520 MiB",
@@ -274,6 +315,6 @@ def test_explain_shows_the_plan(spec):
         "  update: GPU 40.6 GiB, host 25.8 GiB",
         "  checkpoint: GPU 38.0 GiB, host 25.8 GiB",
     ]
-    on_cpu = describe_plan(spec("cpu", microbatchTokens=64, length=512), MODELS["1.5B"], 0)
+    on_cpu = describe_plan(spec("cpu", microbatchTokens=64, length=512), policy("1.5B"), 0)
     assert on_cpu[0].endswith("1 rank, float32, microbatches of 64 tokens and samples of up to 512")
     assert all("GPU" not in line for line in on_cpu)

@@ -84,11 +84,6 @@ def test_an_unsupported_value_is_recognized_in_any_case(manifest):
     assert refusal(with_value(manifest, "rollouts[].placement", "vllm")).startswith("spec.rollouts[0].placement: must")
 
 
-def test_a_second_model_is_refused(manifest):
-    manifest["spec"]["models"].append({"name": "judge", "source": "job://judge"})
-    assert refusal(manifest) == "spec.models[1]: a model besides policy (judge) is not supported yet; remove it"
-
-
 def test_the_page_on_fields_names_unsupported_values():
     known = fields()
     for field in UNSUPPORTED:

@@ -60,6 +60,7 @@ from rljob.runner.setup import prepare
 from rljob.trainer.backends.base import Backend
 from rljob.trainer.backends.megatron import supported_layouts
 from rljob.trainer.batch import Row
+from rljob.trainer.frozen_models import load_models, read_sources
 from rljob.trainer.loop import TrainerLoop
 from rljob.trainer.process_group import join_world, leave_world, make_deterministic
 from rljob.trainer.step import apply_batch, plan_step
@@ -504,14 +505,17 @@ def trained(job: RLJob, storage: Path) -> Any:
     try:
         spec = job.spec
         factory = load(BACKENDS, spec.trainer.backend, "spec.trainer.backend")
-        backend: Backend = factory(environment(job, storage).path(spec.models[0].source), spec.trainer, world)
+        place = environment(job, storage)
+        policy = place.path(spec.models[0].source)
+        backend: Backend = factory(policy, spec.trainer, world)
+        frozen = load_models(spec.algorithm, read_sources(place), policy, backend)
         microbatches = []
         for step in range(2):
             train, rows = _batch(step)
             budget = spec.trainer.microbatch_tokens
             plan = plan_step(train, spec.algorithm, world, budget)
             microbatches.append(plan.microbatches)
-            apply_batch(plan, rows, spec.algorithm, backend, world, StepChecks.of(spec))
+            apply_batch(plan, rows, spec.algorithm, backend, world, StepChecks.of(spec), frozen)
         weights = [(name, tensor.clone()) for name, tensor in backend.named_tensors()]
         return pack(weights, 1).digest(), microbatches
     finally:
@@ -527,7 +531,7 @@ def misfits(job: RLJob, storage: Path) -> list[str]:
 def planned(job: RLJob, storage: Path) -> list[str]:
     """Return the memory plan of the trainer on a GPU."""
     model = ModelShape(32_000, 1024, 4096, 16, 16, 4, 64)
-    return describe_plan(job.spec, model, 80 << 30)
+    return describe_plan(job.spec, {"policy": model}, 80 << 30)
 
 
 def saved_for_backward(job: RLJob, storage: Path) -> int:

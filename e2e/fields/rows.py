@@ -90,6 +90,7 @@ IN_LAKE = (
 RDMA = {"name": "main", "rdma": {"resource": "rdma/hca"}}
 REMOTE = given(models=[{"name": "policy", "source": "hf://a/b"}])
 LISTED = given(rewards=[{"name": "exact", "builtin": "reasoning_gym", "egress": {"policy": "Listed"}}])
+TWO_MODELS = [{"name": "policy", "source": "job://model"}, {"name": "other", "source": "job://other-model"}]
 SPARE = given(rewards=[{"name": "spare", "builtin": "reasoning_gym"}, {"name": "exact", "builtin": "reasoning_gym"}])
 
 MEGATRON = given(trainer__backend="megatron", trainer__processesPerNode=5)
@@ -160,6 +161,16 @@ ROWS: dict[str, Outcome] = {
     "spec.algorithm.gateNegative": Shows(c.trained, 3, SAPO),
     "spec.algorithm.logRatioPenalty": Shows(c.trained, 1, given(algorithm={"preset": "kimi", "minibatches": 2})),
     "spec.algorithm.entropyCoefficient": Shows(c.trained, 0.1),
+    "spec.algorithm.klCoefficient": Shows(c.trained, 3),
+    "spec.algorithm.klIn": Shows(c.trained, "reward", given(algorithm={"klCoefficient": 3})),
+    "spec.algorithm.klEstimator": Shows(c.trained, "k2", given(algorithm={"klCoefficient": 3})),
+    "spec.algorithm.referenceModel": Shows(
+        c.trained, "other", given(algorithm={"klCoefficient": 3}), given(models=TWO_MODELS)
+    ),
+    "spec.algorithm.teacherModel": Shows(c.trained, "other", also=given(models=TWO_MODELS)),
+    "spec.algorithm.teacherCoefficient": Shows(
+        c.trained, 3, given(models=TWO_MODELS, algorithm={"teacherModel": "other"})
+    ),
     "spec.algorithm.discount": Shows(c.trained, 0.5, given(algorithm={"preset": "reinforce_pp"})),
     "spec.algorithm.correction": Shows(c.trained, "icepop"),
     "spec.algorithm.correctionLevel": Shows(c.trained, "geometric"),

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from core.tests.crd_cases import BOUNDS, CHANGES, FIELDS, GOOD, UNSUPPORTED, WRITTEN_NULL, Case, changed
+from core.tests.manifests import entries_of
 from rljob.api.algorithm_presets import PRESETS
 from rljob.api.crd import definitions
 from rljob.api.explain import to_data
@@ -141,7 +142,7 @@ PRESET_CASES += [(preset, GOOD[0]) for preset in PRESETS if preset not in ("grpo
 def test_a_job_read_back_from_the_api_server_resolves_as_its_file_does(cluster, jobs, preset, case):
     if case.name.startswith("every preset's"):
         preset = "dr_grpo"
-    manifest = changed((*case.change, f"spec.algorithm.preset={preset}"))
+    manifest = changed((*case.change, *entries_of(preset)))
     file, read = validate(manifest), read_back(cluster, jobs, manifest)
     assert resolve(read) == resolve(file)
     assert read == file
@@ -151,7 +152,7 @@ def test_a_job_read_back_from_the_api_server_resolves_as_its_file_does(cluster, 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_an_expanded_job_can_be_stored_and_is_the_same(cluster, jobs, preset):
-    expanded = resolve(validate(changed((f"spec.algorithm.preset={preset}", "spec.evaluation={}"))))
+    expanded = resolve(validate(changed((*entries_of(preset), "spec.evaluation={}"))))
     assert read_back(cluster, jobs, to_data(expanded)) == expanded
 
 

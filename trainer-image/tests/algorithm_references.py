@@ -7,7 +7,7 @@ numbers, for terms without gradient.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,12 @@ class Tokens:
     turns: list[list[int]]
     rewards: list[float]
     limits: list[int]
+    reference: list[list[float]] = field(default_factory=list)
 
     def without(self, removed: int) -> Tokens:
         """Return the minibatch without one sample."""
         kept = [n for n in range(len(self.now)) if n != removed]
-        return replace(self, **{name: [getattr(self, name)[n] for n in kept] for name in self.__dataclass_fields__})
+        return replace(self, **{name: [values[n] for n in kept] for name, values in vars(self).items() if values})
 
 
 def clamp(x: Any, low: float, high: float) -> Any:
@@ -76,6 +77,14 @@ def objective(s: Algorithm, tokens: Tokens, n: int, t: int, now: Any) -> Any:
         return 1 / (1 + np.exp(-tau * (ratio - 1))) * 4 / tau * a
     assert s.objective == "kimi"
     return a * now - s.log_ratio_penalty / 2 * clamp(now - denominators[t], -20, 20) ** 2
+
+
+def penalty(s: Algorithm, now: Any, fixed: float, reference: float) -> Any:
+    """Return β·KL of a token in the loss."""
+    if s.kl_estimator == "k2":
+        return s.kl_coefficient * (now - reference) ** 2 / 2
+    k3 = np.exp(reference - now) - (reference - now) - 1
+    return s.kl_coefficient * (np.exp(now - fixed) * k3 if s.kl_estimator == "k3_unbiased" else k3)
 
 
 def weight(s: Algorithm, tokens: Tokens, n: int, t: int) -> float:
@@ -122,7 +131,10 @@ def loss_and_gradient(s: Algorithm, tokens: Tokens) -> tuple[float, list[list[fl
         gradient.append([])
         for t, logprob in enumerate(sample):
             factor = -share(s, tokens, n) * weight(s, tokens, n, t)
-            value = objective(s, tokens, n, t, complex(logprob, STEP))
+            now = complex(logprob, STEP)
+            value = objective(s, tokens, n, t, now)
+            if s.kl_coefficient and s.kl_in == "loss":
+                value = value - penalty(s, now, logprob, tokens.reference[n][t])
             loss += factor * value.real
             gradient[-1].append(factor * complex(value).imag / STEP)
     return loss, gradient

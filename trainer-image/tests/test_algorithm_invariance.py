@@ -8,17 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 from ranks import on_ranks
-from training_steps import apply
+from training_steps import apply, noisy_copy
 
-from rljob.api.algorithm_presets import PRESETS
+from rljob.api.algorithm_presets import PRESETS, frozen_models
 from rljob.api.models import RLJob
 from rljob.protocol.messages import SampleTokens, Train
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
+from rljob.trainer.frozen_models import load_models
 from rljob.trainer.process_group import World
 
 LARGE, SMALL = 10_000, 20
 OPTIMIZER = {"learningRate": 1e-3, "maxGradNorm": 1e9, "epsilon": 1e-3}
 METRICS = ("loss", "grad_norm", "clip_fraction", "ratio_mean", "correction_mean", "masked_fraction", "advantage_abs")
+OF_MODELS = ("reference_kl_k1", "reference_kl_k3", "teacher_kl_k1", "teacher_kl_k3")
+FROZEN: dict[str, dict[str, Any]] = {
+    "kl in the loss": {"klCoefficient": 0.5, "referenceModel": "other", "minibatches": 3},
+    "kl in the reward": {"klCoefficient": 0.5, "referenceModel": "other", "klIn": "reward", "preset": "reinforce_pp"},
+    "distillation": {"preset": "distillation", "teacherModel": "other", "minibatches": 3},
+}
+"""Algorithms with a second model."""
 STABILIZED = {
     "preset": "grpo",
     "minibatches": 1,
@@ -35,10 +43,13 @@ def update(world: World, source: Path, jobs: dict[str, RLJob], batch: tuple[Trai
     results = {}
     for name, job in jobs.items():
         backend = FsdpBackend(source, job.spec.trainer, world)
+        used = frozen_models(job.spec.algorithm).values()
+        sources = {model.name: Path(model.source) for model in job.spec.models if model.name in used}
+        frozen = load_models(job.spec.algorithm, sources, source, backend)
         before = {key: tensor.numpy().copy() for key, tensor in backend.named_tensors()}
-        metrics = apply(world, backend, job.spec.algorithm, *batch, budget).metrics
+        metrics = apply(world, backend, job.spec.algorithm, *batch, budget, frozen=frozen).metrics
         changes = {key: tensor.numpy() - before[key] for key, tensor in backend.named_tensors()}
-        results[name] = {key: metrics[key] for key in METRICS}, changes
+        results[name] = {key: metrics[key] for key in (*METRICS, *OF_MODELS) if key in metrics}, changes
     return results
 
 
@@ -51,10 +62,15 @@ def close(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def jobs(job) -> dict[str, RLJob]:
-    """A job for each preset with three minibatches, and one with changes of rewards, advantages and weights."""
+def jobs(job, model_directory, tmp_path) -> dict[str, RLJob]:
+    """A job for each preset with three minibatches, one with changes of rewards, advantages and weights, and those with
+    models that are not trained."""
     trainer = {"optimizer": OPTIMIZER}
-    made = {name: job(algorithm={"preset": name, "minibatches": 3}, trainer=trainer) for name in PRESETS}
+    plain = [name for name in PRESETS if name not in FROZEN]
+    made = {name: job(algorithm={"preset": name, "minibatches": 3}, trainer=trainer) for name in plain}
+    other = str(noisy_copy(model_directory, tmp_path / "other"))
+    models = [{"name": "policy", "source": str(model_directory)}, {"name": "other", "source": other}]
+    made |= {name: job(algorithm=fields, models=models, trainer=trainer) for name, fields in FROZEN.items()}
     return made | {"stabilized": job(algorithm=STABILIZED, trainer=trainer)}
 
 

@@ -17,10 +17,11 @@ from rljob.trainer.algorithms.needs import load_function
 from rljob.trainer.backends.base import Output
 from rljob.trainer.batch import Microbatch, MicrobatchInputs
 from rljob.trainer.metrics import TokenStatistics
+from rljob.trainer.policy_loss import PolicyLoss
 from rljob.trainer.process_group import World
-from rljob.trainer.step import PolicyLoss
 
 EXACT = {"rtol": 1e-12, "atol": 1e-15}
+IN_LOSS = ("k2", "k3", "k3_unbiased")
 LEVELS = ("token", "segment", "sequence", "geometric")
 MASKED: dict[str, float] = {
     "mask_geometric_below": 0.95,
@@ -49,7 +50,9 @@ def make_tokens(seed: int = 0) -> Tokens:
     signs = [1, -1, 1, -1, 1, -1]
     advantages = [(s * (0.5 + generator.random(n))).tolist() for s, n in zip(signs, lengths, strict=True)]
     turns = [np.sort(generator.integers(0, 3, n)).tolist() for n in lengths]
-    return Tokens(now, old, engine, advantages, turns, [1.0, 0.0, 0.5, 0.0, 1.0, -1.0], [20, 20, 20, 30, 30, 30])
+    reference = [(np.array(sample) + generator.standard_normal(len(sample))).tolist() for sample in now]
+    rewards, limits = [1.0, 0.0, 0.5, 0.0, 1.0, -1.0], [20, 20, 20, 30, 30, 30]
+    return Tokens(now, old, engine, advantages, turns, rewards, limits, reference)
 
 
 def rows_of(values: list[list[Any]], masks: list[list[bool]], outside: float) -> torch.Tensor:
@@ -88,6 +91,7 @@ def run(
     weights = aggregation(np.array([len(sample) for sample in tokens.now]), np.array(tokens.limits))
     statistics = TokenStatistics(torch.device("cpu"))
     inputs, outputs, old, masks = [], [], [], masks_of(tokens, padding)
+    frozen: dict[str, list[torch.Tensor]] = {"reference": []} if made.kl_coefficient else {}
     for part in parts or [list(range(samples))]:
         own = [masks[n] for n in part]
 
@@ -104,7 +108,9 @@ def run(
         inputs.append(made_inputs)
         outputs.append(rows(tokens.now, outside).requires_grad_())
         old.append(rows(tokens.old, outside))
-    loss = PolicyLoss(inputs, old, False, made, statistics)
+        for passes in frozen.values():
+            passes.append(rows(tokens.reference, outside))
+    loss = PolicyLoss(inputs, old, frozen, False, made, statistics)
     total = torch.stack([loss(i, Output(output)) for i, output in enumerate(outputs)]).sum()
     assert loss.error is None
     total.backward()
@@ -128,6 +134,12 @@ def compare(made: Algorithm, tokens: Tokens) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_loss_and_gradient_of_every_preset_equal_the_reference(preset, seed):
     compare(algorithm(preset=preset), make_tokens(seed))
+
+
+@pytest.mark.parametrize("estimator", IN_LOSS)
+@pytest.mark.parametrize("fields", [{}, {"preset": "gspo"}, {"preset": "topr"}, {"correction": "icepop"}], ids=str)
+def test_loss_and_gradient_with_kl_equal_the_reference(fields, estimator):
+    compare(algorithm(klCoefficient=0.3, klEstimator=estimator, **fields), make_tokens())
 
 
 @pytest.mark.parametrize("ratio", ["behavior", "proximal"])
@@ -161,9 +173,9 @@ def test_a_mask_removes_the_gradient_of_its_tokens_and_changes_no_other(mask, ag
     assert statistics.metrics(world, 1)["masked_fraction"] == pytest.approx(flat.mean())
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_microbatches_order_padding_and_nan_outside_the_mask_change_nothing(preset):
-    made, tokens = algorithm(preset=preset), make_tokens()
+@pytest.mark.parametrize("fields", [*({"preset": preset} for preset in PRESETS), {"klCoefficient": 0.3}], ids=str)
+def test_microbatches_order_padding_and_nan_outside_the_mask_change_nothing(fields):
+    made, tokens = algorithm(**fields), make_tokens()
     loss, gradient, _ = run(made, tokens)
     for parts in ([[0], [1], [2], [3], [4], [5]], [[5, 2], [0, 4, 1], [3]]):
         for padding, outside in ((0, 0.0), (7, np.nan), (7, 1e30)):
@@ -254,3 +266,58 @@ def test_corrections_give_the_gradient_of_the_policy_itself_from_tokens_of_anoth
     np.testing.assert_allclose(expected_gradient(correction="tis"), of(np.minimum(POLICY, 2 * ENGINE)), **EXACT)
     np.testing.assert_allclose(expected_gradient(correction="icepop"), of(POLICY * [0, 1, 0]), **EXACT)
     assert np.abs(of(ENGINE) - of(POLICY)).max() > 0.2
+
+
+REFERENCE = np.array([0.5, 0.1, 0.4])
+
+
+def kl_gradient(**fields: Any) -> np.ndarray:
+    """Return the derivative by three logits of the KL term, in expectation over tokens of another engine: exact."""
+    ids = [0] * 6 + [1] * 3 + [2]  # ENGINE, in tenths
+    now, engine, reference = ([[x] for x in np.log(p)[ids].tolist()] for p in (POLICY, ENGINE, REFERENCE))
+    tokens = Tokens(now, now, engine, [[0.0]] * 10, [[0]] * 10, [0.0] * 10, [1] * 10, reference)
+    _, gradient, _ = run(algorithm(aggregation="seq_mean_token_sum", klCoefficient=1, **fields), tokens)
+    of_logprobs = np.bincount(ids, np.concatenate(gradient))
+    return of_logprobs - POLICY * of_logprobs.sum()
+
+
+def test_a_correction_gives_the_gradient_of_the_kl_of_the_policy_from_tokens_of_another_engine():
+    """Mistake: a KL estimated from samples of other weights without their importance weight, or with a capped one."""
+    difference = np.log(POLICY / REFERENCE)
+    forward = POLICY * (difference - (POLICY * difference).sum())
+    whole = {"correction": "tis", "correctionCap": 10}
+    for estimator in ("k2", "k3_unbiased"):
+        np.testing.assert_allclose(kl_gradient(klEstimator=estimator, **whole), forward, **EXACT)
+        weighted = np.minimum(POLICY, 2 * ENGINE) * difference
+        biased = weighted - POLICY * weighted.sum()
+        np.testing.assert_allclose(kl_gradient(klEstimator=estimator, correction="tis"), biased, **EXACT)
+        assert np.abs(kl_gradient(klEstimator=estimator, correction="none") - forward).max() > 0.1
+    np.testing.assert_allclose(kl_gradient(klEstimator="k3", **whole), POLICY - REFERENCE, **EXACT)
+
+
+def test_a_mask_removes_the_kl_of_its_tokens_too():
+    tokens = make_tokens()
+    made = algorithm(klCoefficient=0.3, correction="none", maskProbabilityGap=0.1)
+    _, gradient, _ = run(made, tokens)
+    hidden = [weight(made, tokens, n, t) == 0 for n, own in enumerate(tokens.now) for t in range(len(own))]
+    assert 0 < sum(hidden) < len(hidden)
+    assert not np.concatenate(gradient)[hidden].any() and np.concatenate(gradient)[~np.array(hidden)].all()
+
+
+def test_a_sample_of_zero_advantage_has_the_gradient_of_its_kl():
+    tokens = make_tokens()
+    tokens = replace(tokens, advantages=[[0.0] * len(own) for own in tokens.now])
+    made = algorithm(klCoefficient=0.3)
+    compare(made, tokens)
+    _, gradient, _ = run(made, tokens)
+    assert np.concatenate(gradient).all()
+
+
+def test_the_metrics_of_kl_are_means_over_the_tokens_under_the_weights_of_the_update():
+    tokens = make_tokens()
+    _, _, statistics = run(algorithm(klCoefficient=0.3), tokens, [[5, 2], [0, 4, 1], [3]])
+    metrics = statistics.metrics(World(0, 1, torch.device("cpu"), None, dp_rank=0, dp_size=1), 1)
+    difference = np.concatenate(tokens.now) - np.concatenate(tokens.reference)
+    assert metrics["reference_kl_k1"] == pytest.approx(difference.mean(), rel=1e-12)
+    assert metrics["reference_kl_k3"] == pytest.approx((np.exp(-difference) - 1 + difference).mean(), rel=1e-12)
+    assert "teacher_kl_k1" not in metrics

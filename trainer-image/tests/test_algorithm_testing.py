@@ -230,6 +230,31 @@ def test_an_advantage_may_need_log_probabilities(mine):
     check_advantage(reference, {"advantage": mine(surprise)})
 
 
+@requires(reference=True, teacher=True)
+def between(inputs):
+    reference, teacher = inputs.scores.reference_by_row(), inputs.scores.teacher_by_row()
+    return {i: (teacher[i] - reference[i]).astype(np.float64) for i in inputs.rows}
+
+
+@requires(reference=True)
+def towards(inputs):
+    values_BK = -(inputs.logprobs_BK - inputs.reference_BK).square()
+    return Objective(values_BK, torch.ones_like(values_BK.detach()), torch.zeros_like(inputs.mask_BK))
+
+
+def test_functions_may_need_a_reference_and_a_teacher(mine):
+    def advantage(samples, algorithm):
+        return [sample.teacher_T.astype(np.float32) - sample.reference_T.astype(np.float32) for sample in samples]
+
+    check_advantage(advantage, {"advantage": mine(between)})
+    check_objective(
+        lambda sample, algorithm: -((sample.logprobs_T - sample.reference_T) ** 2), {"objective": mine(towards)}
+    )
+    undeclared = requires()(towards)
+    with pytest.raises(ValueError, match=r"declare @requires\(reference=True\)"):
+        check_objective(lambda sample, algorithm: sample.logprobs_T, {"objective": mine(undeclared)})
+
+
 def test_random_samples_have_every_case_of_an_algorithm():
     samples = [sample for seed in range(5) for sample in random_samples(seed)]
     ratio = np.exp(np.concatenate([sample.logprobs_T - sample.old_T for sample in samples]))

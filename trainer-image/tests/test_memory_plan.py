@@ -119,23 +119,24 @@ def test_the_budget_follows_from_the_smallest_gpu(job, model_directory, world, m
         return [memory, 2 * memory]
 
     monkeypatch.setattr(World, "gather", gathered)
-    model = shape_of(model_directory)
+    model, sources = shape_of(model_directory), {"policy": model_directory}
     assert model is not None
+    models = {"policy": model}
     with caplog.at_level("INFO"):
-        tokens = microbatch_budget.microbatch_budget(on_gpu, model_directory, world)
-    assert tokens == microbatch_tokens(on_gpu, model, memory)
-    assert 256 < tokens < microbatch_tokens(on_gpu, model, 2 * memory)
+        tokens = microbatch_budget.microbatch_budget(on_gpu, sources, world)
+    assert tokens == microbatch_tokens(on_gpu, models, memory)
+    assert 256 < tokens < microbatch_tokens(on_gpu, models, 2 * memory)
     assert f"microbatches of {tokens} tokens (from the memory of the GPUs)" in caplog.text
     own = job(trainer={"accelerator": {"kind": "nvidia"}, "backend": "acme.trainer:Backend"}).spec
     with caplog.at_level("INFO"):
-        assert microbatch_budget.microbatch_budget(own, model_directory, world) == UNKNOWN_TOKENS
+        assert microbatch_budget.microbatch_budget(own, sources, world) == UNKNOWN_TOKENS
     assert f"{UNKNOWN_TOKENS} tokens (the memory that acme.trainer:Backend needs is not known)" in caplog.text
     memory = 1 << 20
     with pytest.raises(ModelError, match=r"spec\.\S+: .* needs .* on a GPU"):
-        microbatch_budget.microbatch_budget(on_gpu, model_directory, world)
+        microbatch_budget.microbatch_budget(on_gpu, sources, world)
     monkeypatch.undo()
     with caplog.at_level("INFO"):
-        assert microbatch_budget.microbatch_budget(on_gpu, model_directory, world) == UNKNOWN_TOKENS
+        assert microbatch_budget.microbatch_budget(on_gpu, sources, world) == UNKNOWN_TOKENS
     assert f"{UNKNOWN_TOKENS} tokens (the memory of the device is not known)" in caplog.text
     nine = job(trainer={"microbatchTokens": 9}).spec
-    assert microbatch_budget.microbatch_budget(nine, model_directory, world) == 9
+    assert microbatch_budget.microbatch_budget(nine, sources, world) == 9

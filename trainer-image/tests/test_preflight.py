@@ -117,6 +117,13 @@ def test_a_model_that_the_initializer_makes_is_not_checked(job, tmp_path):
     assert check(later, tmp_path)[0].startswith("spec.models[0].source: ")
 
 
+def test_a_reference_model_is_checked_too(job, tmp_path, model):
+    models = [{"name": "policy", "source": str(model)}, {"name": "other", "source": str(tmp_path / "other")}]
+    named = {"algorithm": {"klCoefficient": 1, "referenceModel": "other"}, "models": models}
+    (problem,) = check(job(**named))
+    assert problem.startswith("spec.models[1].source: ") and "holds no Hugging Face model" in problem
+
+
 MINE = """
 from rljob.trainer.algorithms.advantages.base import per_group
 from rljob.trainer.algorithms.needs import requires
@@ -126,6 +133,9 @@ number = 3
 
 @requires(reference=True)
 def distilled(inputs): ...
+
+@requires(values=True)
+def criticized(inputs): ...
 """
 
 
@@ -143,7 +153,15 @@ def mine(tmp_path, monkeypatch):
         ({"algorithm": {"advantage": "absent_package:f"}}, "spec.algorithm.advantage: module absent_package cannot be"),
         ({"algorithm": {"objective": "my_algorithms:absent"}}, "spec.algorithm.objective: module my_algorithms has no"),
         ({"algorithm": {"aggregation": "my_algorithms:number"}}, "spec.algorithm.aggregation: my_algorithms:number is"),
-        ({"algorithm": {"advantage": "my_algorithms:distilled"}}, "my_algorithms:distilled needs reference, which no"),
+        (
+            {"algorithm": {"advantage": "my_algorithms:distilled"}},
+            "spec.algorithm.advantage: my_algorithms:distilled needs the reference model; name it in spec.algorithm.r",
+        ),
+        ({"algorithm": {"advantage": "my_algorithms:criticized"}}, "my_algorithms:criticized needs values, which no"),
+        (
+            {"algorithm": {"klCoefficient": 1, "klEstimator": "my_algorithms:absent"}},
+            "spec.algorithm.klEstimator: module my_algorithms has no",
+        ),
         (
             {"trainer": {"backend": "my_algorithms:Absent"}},
             "spec.trainer.backend: module my_algorithms has no attribute",
@@ -152,6 +170,7 @@ def mine(tmp_path, monkeypatch):
 )
 def test_a_reference_that_cannot_be_used_is_named(job, mine, spec, sentence):
     assert check(job(algorithm={"advantage": "my_algorithms:good"})) == []
+    assert check(job(algorithm={"advantage": "my_algorithms:distilled", "referenceModel": "policy"})) == []
     (problem,) = check(job(**spec))
     assert sentence in problem
 

@@ -9,6 +9,7 @@ from array import array
 import msgspec
 import pytest
 from safetensors.numpy import load_file
+from training_steps import OF_FROZEN
 
 from e2e.fakes.hub import serving_hub
 from rljob.protocol import messages as m
@@ -26,18 +27,24 @@ from rljob.transfer.rendezvous import Rendezvous
 WAIT_SECONDS = 50
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+KL = {"klCoefficient": 0.5, "klIn": "reward"}
+"""Against the first weights: they stay the reference after a restart."""
+
+
+@pytest.mark.parametrize(("lora", "algorithm"), [(None, {}), ({"rank": 4}, {}), (None, KL)])
 async def test_a_killed_trainer_resumes_from_an_intact_checkpoint_and_replays_to_the_same_bits(
-    tmp_path, model_directory, job, batch, coordinator, start, lora
+    tmp_path, model_directory, job, batch, coordinator, start, lora, algorithm
 ):
-    made = job(trainer={"optimizer": {"learningRate": 1e-3, "maxGradNorm": 0.5}, "lora": lora})
+    trainer = {"optimizer": {"learningRate": 1e-3, "maxGradNorm": 0.5}, "lora": lora}
+    made = job(trainer=trainer, algorithm=algorithm)
     coordinator.batches = {step: batch(seed=step, step=step) for step in range(4)}
     (process,) = await start(coordinator, made)
     assert (await coordinator.admit()).step == 0
 
     before = await coordinator.digest()
     done = await coordinator.train(0)
-    assert done.metrics.keys() == METRICS.keys() - {"first_step_logprob_error", "entropy"}
+    of_reference = {"reference_kl_k1", "reference_kl_k3", "seconds_frozen"} if algorithm else set()
+    assert done.metrics.keys() == METRICS.keys() - {"first_step_logprob_error", "entropy"} - OF_FROZEN | of_reference
     assert done.metrics["tokens"] == sum(s.response_tokens for s in coordinator.batches[0][0].samples)
     assert len(array("f", done.advantages)) == len(coordinator.batches[0][0].samples) and any(done.advantages)
     assert await coordinator.digest() != before

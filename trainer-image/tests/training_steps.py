@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 
 from rljob.api.algorithm import Algorithm
 from rljob.api.models import LogprobTolerance
 from rljob.protocol.messages import SampleTokens, Train
-from rljob.trainer.backends.base import Backend
+from rljob.trainer.backends.base import Backend, FrozenModel
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.batch_plan import BatchPlan, plan_batch
 from rljob.trainer.fetch_batch import check_shard
+from rljob.trainer.metrics import METRICS
 from rljob.trainer.process_group import World
 from rljob.trainer.step import StepResult, apply_batch, plan_step
 from rljob.trainer.step_checks import StepChecks
 
+OF_FROZEN = {name for name in METRICS if name.startswith(("reference_", "teacher_")) or name == "seconds_frozen"}
+"""Metrics of models that are not trained."""
 CHECKS = StepChecks(LogprobTolerance(1e-4, 1e-4, "mean", "largest"))
 
 
@@ -36,6 +44,23 @@ def whole_gradients(backend: FsdpBackend) -> dict[str, torch.Tensor]:
     }
 
 
+def noisy_copy(policy: Path, directory: Path) -> Path:
+    """Write the policy with other weights; return the directory."""
+    shutil.copytree(policy, directory)
+    tensors = load_file(directory / "model.safetensors")
+    generator = torch.Generator().manual_seed(5)
+    noisy = {name: tensor + 0.03 * torch.randn(tensor.shape, generator=generator) for name, tensor in tensors.items()}
+    save_file(noisy, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+def reference_logprobs(model: torch.nn.Module, tokens: SampleTokens, temperature: float) -> torch.Tensor:
+    """Return the log-probability of each token but the first, from plain transformers."""
+    ids = torch.from_numpy(np.frombuffer(tokens.token_ids, np.int32).astype(np.int64))
+    logits = model(input_ids=ids[None]).logits[0, :-1] / temperature
+    return torch.log_softmax(logits, -1)[torch.arange(len(ids) - 1), ids[1:]]
+
+
 def apply(
     world: World,
     backend: Backend,
@@ -45,8 +70,9 @@ def apply(
     budget: int,
     all_samples: bool = False,
     checks: StepChecks | None = None,
+    frozen: Mapping[str, FrozenModel] | None = None,
 ) -> StepResult:
     """Apply a batch; ``tokens`` are all its samples. ``all_samples`` also trains those whose advantage is 0."""
     plan = plan_all(train, algorithm, world, budget) if all_samples else plan_step(train, algorithm, world, budget)
     rows = check_shard([tokens[i] for i in plan.indices], train.samples, plan.indices)
-    return apply_batch(plan, rows, algorithm, backend, world, checks or CHECKS)
+    return apply_batch(plan, rows, algorithm, backend, world, checks or CHECKS, frozen)

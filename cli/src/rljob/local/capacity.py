@@ -15,11 +15,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rljob.api.algorithm_presets import POLICY
 from rljob.api.engine_registry import cpu_cache_bytes
-from rljob.api.memory_checks import describe_plan, engine_problems, format_gib, trainer_problems
+from rljob.api.memory_checks import (
+    Shapes,
+    describe_plan,
+    engine_problems,
+    format_gib,
+    frozen_names,
+    trainer_problems,
+)
 from rljob.api.memory_plan import DTYPE_BYTES
 from rljob.api.model_address import is_remote
-from rljob.api.model_shape import shape_of
+from rljob.api.model_shape import ModelShape, shape_of
 from rljob.api.models import RLJob
 from rljob.api.resolve import in_storage
 from rljob.local.errors import CliError
@@ -59,9 +67,9 @@ def check(job: RLJob, storage: Path, gpus: Sequence[Gpu] = ()) -> list[str]:
     model = _model_directory(source, storage)
     parameters = count_parameters(model) if model is not None else 0  # unknown before the first download
     _check_disk(job, storage, parameters)
-    if problems := list(_gpu_problems(job, model, gpus)):
+    if problems := list(_gpu_problems(job, _shapes(job, storage), gpus)):
         raise CliError("\n".join(problems), 2)
-    needs = _needs(job, f"spec.models[{i}].source", parameters)
+    needs = _needs(job, f"spec.models[{i}].source", parameters, _frozen_parameters(job, storage))
     if not needs:
         return []  # all roles run on GPUs
     total, available = _memory()
@@ -86,10 +94,21 @@ def memory_by_role(job: RLJob, gpus: Sequence[Gpu]) -> tuple[int, int]:
 
 def memory_plan(job: RLJob, storage: Path, gpus: Sequence[Gpu]) -> list[str]:
     """Return the memory plan of a resolved job's trainer as text; empty if the model's config.json is not at hand."""
-    source = next(model.source for model in job.spec.models if model.name == "policy")
-    path = _model_directory(source, storage)
-    model = shape_of(path) if path is not None else None
-    return describe_plan(job.spec, model, memory_by_role(job, gpus)[0]) if model is not None else []
+    return describe_plan(job.spec, _shapes(job, storage), memory_by_role(job, gpus)[0])
+
+
+def _frozen_parameters(job: RLJob, storage: Path) -> int:
+    """Return the parameters of the models that are not trained, as far as their files are at hand."""
+    names = frozen_names(job.spec)
+    paths = [_model_directory(model.source, storage) for model in job.spec.models if model.name in names]
+    return sum(count_parameters(path) for path in paths if path is not None)
+
+
+def _shapes(job: RLJob, storage: Path) -> dict[str, ModelShape]:
+    """Return the numbers of the models whose config.json is at hand, by name."""
+    paths = {model.name: _model_directory(model.source, storage) for model in job.spec.models}
+    found = {name: shape_of(path) for name, path in paths.items() if path is not None}
+    return {name: shape for name, shape in found.items() if shape is not None}
 
 
 def _model_directory(source: str, storage: Path) -> Path | None:
@@ -97,14 +116,13 @@ def _model_directory(source: str, storage: Path) -> Path | None:
     return find_model(source, storage) if is_remote(source) else Path(in_storage(source, storage))
 
 
-def _gpu_problems(job: RLJob, path: Path | None, gpus: Sequence[Gpu]) -> Iterator[str]:
+def _gpu_problems(job: RLJob, models: Shapes, gpus: Sequence[Gpu]) -> Iterator[str]:
     """Yield a sentence for each role that cannot fit the memory of its GPUs, as far as that is known."""
-    model = shape_of(path) if path is not None else None
     of_trainer, of_engines = memory_by_role(job, gpus)
-    if model is not None and of_trainer:
-        yield from trainer_problems(job.spec, model, of_trainer)
-    if model is not None and of_engines:
-        yield from engine_problems(job.spec, model, of_engines)
+    if of_trainer:
+        yield from trainer_problems(job.spec, models, of_trainer)
+    if POLICY in models and of_engines:
+        yield from engine_problems(job.spec, models[POLICY], of_engines)
 
 
 def count_parameters(model: Path) -> int:
@@ -118,14 +136,24 @@ def count_parameters(model: Path) -> int:
     return count
 
 
-def _needs(job: RLJob, source: str, parameters: int) -> list[Need]:
-    """Return the needs of the roles that run on CPU."""
+def _needs(job: RLJob, source: str, parameters: int, frozen: int = 0) -> list[Need]:
+    """Return the needs of the roles that run on CPU.
+
+    Args:
+        job: resolved.
+        source: field of the policy.
+        parameters: of the policy.
+        frozen: parameters of the models that are not trained.
+    """
     trainer, needs = job.spec.trainer, []
     assert trainer.dtype is not None, "resolve() sets it"
     each = TRAINED_BYTES + CHECKPOINT_BYTES + (DTYPE_BYTES[trainer.dtype] if trainer.dtype != "float32" else 0)
     if trainer.accelerator.kind == "cpu":
         what = f"the trainer's weights, gradients, optimizer and checkpoint of {parameters:,} parameters"
         needs.append(Need(each * parameters, what, f"choose a smaller model in {source}"))
+        if frozen:
+            what = f"the {frozen:,} parameters of the reference and teacher models"
+            needs.append(Need(DTYPE_BYTES[trainer.dtype] * frozen, what, "choose smaller ones in spec.models"))
     for i, pool in enumerate(job.spec.rollouts):
         if pool.accelerator.kind != "cpu":
             continue

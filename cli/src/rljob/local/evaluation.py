@@ -38,7 +38,8 @@ def evaluation_job(
     data = _with_absolute_paths(to_data(job), storage)
     spec = data["spec"]
     spec["initializer"] = None
-    next(model for model in spec["models"] if model["name"] == "policy")["source"] = str(model)
+    spec["models"] = [{"name": "policy", "source": str(model)}]  # without a reference and a teacher
+    spec["algorithm"] = {}
     spec["training"]["steps"] = 0
     spec["checkpoints"]["uri"] = None  # that of the run that is evaluated
     spec["evaluation"] = (spec["evaluation"] or {}) | {"engines": "shared", "everySteps": 0}

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
-from rljob.api.base import Model
-from rljob.api.extensions import ADVANTAGES, AGGREGATIONS, CORRECTIONS, OBJECTIVES, Extension
+from rljob.api.base import Model, Name
+from rljob.api.extensions import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, OBJECTIVES, Extension
 
 Preset = Literal[
     "grpo",
@@ -25,6 +25,7 @@ Preset = Literal[
     "lite_ppo",
     "kimi",
     "decoupled_ppo",
+    "distillation",
 ]
 
 
@@ -39,7 +40,7 @@ class Algorithm(Model):
     preset: Preset = "grpo"
     """The published algorithm that the other fields follow unless they are set."""
     advantage: Annotated[str, Extension(ADVANTAGES)] | None = None
-    """Advantage of a token, from rewards. Or `module:function` of your own package."""
+    """Advantage of a token, from rewards. `zero`: rewards are not used. Or `module:function` of your own package."""
     objective: Annotated[str, Extension(OBJECTIVES)] | None = None
     """Value of a token that training maximises, from log-probabilities and advantages. Or `module:function` of your
     own package."""
@@ -71,6 +72,26 @@ class Algorithm(Model):
     entropy_coefficient: Annotated[float, Field(ge=-10, le=10)] | None = None
     """Weight of the entropy of the policy, in nats, that is added to the objective of each token. All samples are then
     computed. Default: no bonus."""
+    kl_coefficient: Annotated[float, Field(gt=0, le=100)] | None = None
+    """β: weight of the KL divergence of the policy from `referenceModel`. All samples are then computed. Default: no KL
+    term."""
+    kl_in: Literal["loss", "reward"] | None = None
+    """`loss`: β·KL is subtracted from the objective of each token, before its correction. `reward`: β·KL under the
+    weights before the batch is subtracted from the reward of each token, before advantages are computed. Default:
+    loss."""
+    kl_estimator: Annotated[str, Extension(KL_ESTIMATORS)] | None = None
+    """Estimate of the KL divergence at a token, from its log-probabilities. `k1`: l − l_ref; `k2`: its square / 2;
+    `k3`: exp(l_ref − l) − (l_ref − l) − 1; `k3_unbiased`: exp(l − l without gradient)·k3. Default: `k3` in the loss,
+    `k1` in the reward. Or `module:function` of your own package."""
+    reference_model: Name | None = None
+    """Entry of `models` from which the KL divergence is measured. It is kept in the trainer and never changes.
+    Default: policy, the weights that the run began with."""
+    teacher_model: Name | None = None
+    """Entry of `models` with the tokens of the policy, from which it learns: teacherCoefficient·(log-probability of
+    the teacher − that of the policy before the batch) is added to the advantage of each token (on-policy
+    distillation). It is kept in the trainer and never changes. All samples are then computed. Default: none."""
+    teacher_coefficient: Annotated[float, Field(gt=0, le=100)] | None = None
+    """Weight of the teacher beside the rewards. Default: 1."""
     discount: Annotated[float, Field(gt=0, le=1)] | None = None
     """γ of `reinforce_pp` (a token) and `turn_return` (a turn)."""
     correction: Annotated[str, Extension(CORRECTIONS)] | None = None
@@ -106,7 +127,7 @@ class Algorithm(Model):
     whiten_advantages: bool | None = None
     """Whether advantages get mean 0 and standard deviation 1 over all tokens of the batch."""
     advantage_clip: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """Advantages are clipped to ± this value, after whitening."""
+    """Advantages are clipped to ± this value, after whitening and with the term of a teacher."""
     difficulty_above: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
     """Groups whose mean reward is not higher get advantage 0."""
     difficulty_below: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None

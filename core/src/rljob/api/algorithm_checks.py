@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 from pydantic.alias_generators import to_camel
 
 from rljob.api.algorithm import Algorithm
-from rljob.api.algorithm_presets import READERS, ZERO_FOR_ONE_SAMPLE, chosen, is_read
+from rljob.api.algorithm_presets import (
+    CONDITIONS,
+    FOLLOWS_REWARDS,
+    POLICY,
+    READERS,
+    ZERO_FOR_ONE_SAMPLE,
+    chosen,
+    frozen_models,
+    is_read,
+    penalizes_rewards,
+)
 
 if TYPE_CHECKING:
     from rljob.api.models import RLJobSpec
@@ -42,6 +52,9 @@ def algorithm_problems(spec: RLJobSpec) -> Iterator[str]:
             "learned; set at least 2, or another algorithm.advantage"
         )
     yield from _mismatch(algorithm)
+    yield from _frozen(spec)
+    yield from _teacher(algorithm)
+    yield from _kl(algorithm)
     yield from _unread(algorithm)
     for low, high in BOUNDS:
         least, most = chosen(algorithm, low), chosen(algorithm, high)
@@ -66,10 +79,70 @@ def _mismatch(algorithm: Algorithm) -> Iterator[str]:
         yield f"algorithm.dualClip: must be more than 1, or 0 for no bound, not {algorithm.dual_clip:g}"
 
 
+def _frozen(spec: RLJobSpec) -> Iterator[str]:
+    """Yield the problems of the models that are not trained."""
+    algorithm, known = spec.algorithm, [model.name for model in spec.models]
+    named = {"referenceModel": algorithm.reference_model, "teacherModel": algorithm.teacher_model}
+    for field, name in named.items():
+        if name is not None and name not in known:
+            yield (
+                f"algorithm.{field}: {name!r} is not defined; there are {', '.join(known)}; name one of them, or add "
+                "it to models"
+            )
+    for i, name in enumerate(known if POLICY in known else ()):
+        if name not in (POLICY, *named.values()):
+            yield (
+                f"models[{i}]: no field uses the model {name}; name it in algorithm.referenceModel or "
+                "algorithm.teacherModel, or remove it"
+            )
+    if spec.trainer.backend == "megatron" and (roles := frozen_models(algorithm)):
+        yield (
+            f"trainer.backend: megatron runs no {' and no '.join(roles)} model; set fsdp, or remove klCoefficient, "
+            "referenceModel and teacherModel from algorithm"
+        )
+
+
+def _teacher(algorithm: Algorithm) -> Iterator[str]:
+    objective = chosen(algorithm, "objective")
+    if algorithm.teacher_model == POLICY:
+        yield (
+            "algorithm.teacherModel: policy cannot teach itself; name another model, or set klCoefficient to stay near "
+            "the first weights"
+        )
+    if algorithm.teacher_model is not None and objective in FOLLOWS_REWARDS:
+        yield (
+            f"algorithm.objective: {objective} distinguishes samples by rewards, which a teacher does not change; "
+            "set ppo_clip or another one"
+        )
+    if algorithm.teacher_model is None and chosen(algorithm, "advantage") == "zero":
+        yield (
+            "algorithm.teacherModel: with advantage zero nothing is learned without a teacher; name one of models, or "
+            "set another advantage"
+        )
+
+
+def _kl(algorithm: Algorithm) -> Iterator[str]:
+    if algorithm.kl_coefficient is None:
+        return
+    estimator = chosen(algorithm, "kl_estimator")
+    if penalizes_rewards(algorithm):
+        if chosen(algorithm, "advantage") == "zero":
+            yield "algorithm.klIn: with advantage zero rewards are not used; set loss, or another advantage"
+        if estimator == "k3_unbiased":
+            yield "algorithm.klEstimator: in the reward, without a gradient, k3_unbiased is k3; set k1, or klIn: loss"
+    elif estimator == "k1":
+        yield (
+            "algorithm.klEstimator: the expected gradient of k1 in the loss is 0, so it has no effect; set k2, k3 or "
+            "k3_unbiased, or klIn: reward"
+        )
+
+
 def _unread(algorithm: Algorithm) -> Iterator[str]:
     """Yield one sentence for each field that the user set and no chosen function reads."""
-    if algorithm.overlong_penalty is not None and algorithm.overlong_buffer is None:
-        yield "algorithm.overlongPenalty: has no effect without overlongBuffer; set it, or remove overlongPenalty"
+    for field, condition in CONDITIONS.items():
+        if getattr(algorithm, field) is not None and not is_read(algorithm, field):
+            name = to_camel(field)
+            yield f"algorithm.{name}: has no effect without {to_camel(condition)}; set it, or remove {name}"
     for field, (function, readers) in READERS.items():
         value = getattr(algorithm, field)
         if value is not None and not (field == "dual_clip" and value == 0) and not is_read(algorithm, field):

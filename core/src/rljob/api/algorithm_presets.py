@@ -6,7 +6,6 @@ of the chosen built-in functions reads is not filled, and is refused if the user
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,6 +45,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "lite_ppo": GRPO | {"advantage": "lite_ppo"},
     "kimi": GRPO | {"advantage": "group_centered", "objective": "kimi"},
     "decoupled_ppo": GRPO | {"correction": "icepop", "correction_cap": 5.0, "correction_floor": 0.0},
+    "distillation": GRPO | {"advantage": "zero"},
 }
 """Preset → fields of `algorithm` that differ from ``DEFAULTS``, and the functions."""
 
@@ -64,6 +64,8 @@ DEFAULTS: dict[str, Any] = {
     "correction_cap": 2.0,
     "correction_floor": 0.5,
     "overlong_penalty": 1.0,
+    "kl_in": "loss",
+    "teacher_coefficient": 1.0,
 }
 """Value of a field that the functions read and the preset does not set."""
 
@@ -82,14 +84,29 @@ READERS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """Field → the field that names its reader, and the built-in readers. A user's own function may read every field."""
 
-FUNCTIONS = ("advantage", "objective", "aggregation", "correction")
+CONDITIONS = {
+    "overlong_penalty": "overlong_buffer",
+    "kl_in": "kl_coefficient",
+    "kl_estimator": "kl_coefficient",
+    "reference_model": "kl_coefficient",
+    "teacher_coefficient": "teacher_model",
+}
+"""Field → the field without which it has no effect."""
+KL_DEFAULTS = {"loss": "k3", "reward": "k1"}
+"""Place of the KL term → its estimator."""
+
+FUNCTIONS = ("advantage", "objective", "aggregation", "correction", "kl_estimator")
 """Fields that name a function."""
 ZERO_FOR_ONE_SAMPLE = ("group_centered", "rloo", "opo", "lite_ppo", "reinforce_pp_baseline")
 """Built-in advantages that are 0 in a group of one sample."""
-KNOWN_FROM_SCALARS = ("group_normalized", "group_centered", "reward", "rloo", "opo", "lite_ppo")
+KNOWN_FROM_SCALARS = ("group_normalized", "group_centered", "reward", "rloo", "opo", "lite_ppo", "zero")
 """Built-in advantages that follow from rewards and lengths, before any token is fetched."""
 NEEDS_ALL_SAMPLES = ("kimi",)
 """Built-in objectives with a gradient where the advantage is 0."""
+FOLLOWS_REWARDS = ("topr", "raft_pp")
+"""Built-in objectives that depend on the reward of a sample beside its advantage."""
+POLICY = "policy"
+"""Name in `models` of the model that is trained."""
 MASKS = ("mask_geometric_below", "mask_geometric_above", "veto_below", "mask_probability_gap", "mask_negative_kl")
 """Fields that mask tokens by the mismatch between engine and trainer."""
 STABILIZERS = (
@@ -106,13 +123,19 @@ STABILIZERS = (
 def chosen(algorithm: Algorithm, field: str) -> Any:
     """Return the value of a field: the user's own, that of the preset, or the default; None if there is none."""
     value = getattr(algorithm, field)
+    if value is None and field == "kl_estimator":
+        return KL_DEFAULTS[chosen(algorithm, "kl_in")]
+    if value is None and field == "reference_model":
+        return None if algorithm.kl_coefficient is None else POLICY
     return PRESETS[algorithm.preset].get(field, DEFAULTS.get(field)) if value is None else value
 
 
 def is_read(algorithm: Algorithm, field: str) -> bool:
     """Return whether a chosen function reads ``field``."""
-    if field == "overlong_penalty":
-        return algorithm.overlong_buffer is not None
+    if field == "reference_model" and own_functions(algorithm):
+        return True
+    if field in CONDITIONS:
+        return getattr(algorithm, CONDITIONS[field]) is not None
     if field not in READERS:
         return True
     function, readers = READERS[field]
@@ -120,9 +143,15 @@ def is_read(algorithm: Algorithm, field: str) -> bool:
     return name in readers or ":" in name
 
 
+def own_functions(algorithm: Algorithm) -> list[str]:
+    """Return the functions of a user's package."""
+    names = (getattr(algorithm, field) for field in FUNCTIONS)
+    return [name for name in names if name is not None and ":" in name]
+
+
 def fill(algorithm: Algorithm) -> None:
     """Set every field that is not set and has a value in the preset or a default, if a function reads it."""
-    for field in dict.fromkeys([*GRPO, *PRESETS[algorithm.preset], *DEFAULTS]):
+    for field in dict.fromkeys([*GRPO, *PRESETS[algorithm.preset], *DEFAULTS, "kl_estimator", "reference_model"]):
         if getattr(algorithm, field) is None and is_read(algorithm, field):
             setattr(algorithm, field, chosen(algorithm, field))
 
@@ -133,23 +162,49 @@ def corrects(algorithm: Algorithm) -> bool:
 
 
 def needs_old(algorithm: Algorithm) -> bool:
-    """Return whether a denominator, a correction or a mask needs the log-probabilities before the batch."""
-    return chosen(algorithm, "ratio") == "proximal" or corrects(algorithm)
+    """Return whether a denominator, a correction, a mask or the advantage needs the log-probabilities before the
+    batch."""
+    return chosen(algorithm, "ratio") == "proximal" or corrects(algorithm) or needs_old_first(algorithm)
+
+
+def needs_old_first(algorithm: Algorithm) -> bool:
+    """Return whether the log-probabilities before the batch are needed before the advantages: by a KL term in the
+    reward, or a teacher."""
+    return penalizes_rewards(algorithm) or algorithm.teacher_model is not None
+
+
+def penalizes_rewards(algorithm: Algorithm) -> bool:
+    """Return whether a KL term is subtracted from rewards."""
+    return algorithm.kl_coefficient is not None and chosen(algorithm, "kl_in") == "reward"
+
+
+def frozen_models(algorithm: Algorithm) -> dict[str, str]:
+    """Return the roles of models that are not trained, each with the name of its entry in `models`: ``reference`` and
+    ``teacher``."""
+    roles = {"reference": chosen(algorithm, "reference_model"), "teacher": algorithm.teacher_model}
+    return {role: name for role, name in roles.items() if name is not None}
 
 
 def stabilizers(algorithm: Algorithm) -> list[str]:
-    """Return the fields of :data:`STABILIZERS` that have an effect."""
-    return [field for field in STABILIZERS if getattr(algorithm, field) not in (None, False)]
+    """Return the fields that change rewards or advantages beside the function of ``advantage``: of
+    :data:`STABILIZERS`, and those of a KL term in the reward and of a teacher."""
+    found = [field for field in STABILIZERS if getattr(algorithm, field) not in (None, False)]
+    found += ["kl_coefficient"] if penalizes_rewards(algorithm) else []
+    return found + (["teacher_model"] if algorithm.teacher_model is not None else [])
 
 
 def describe_needs(algorithm: Algorithm) -> Iterator[str]:
     """Yield one sentence for each need of a resolved algorithm: the union over its fields and functions."""
     if needs_old(algorithm):
         passes = "which its first forward pass gives"
-        if (algorithm.minibatches or 1) > 1:
+        if needs_old_first(algorithm):
+            passes = "one forward pass before the advantages"
+        elif (algorithm.minibatches or 1) > 1:
             passes = "one forward pass for each minibatch after the first"
         yield f"the algorithm needs the log-probabilities before the batch, {passes}"
-    own = [name for name in map(str, map(functools.partial(chosen, algorithm), FUNCTIONS)) if ":" in name]
+    for role, name in frozen_models(algorithm).items():
+        yield f"the algorithm needs the log-probabilities of the {role} model ({name}), one forward pass"
+    own = own_functions(algorithm)
     if own:
         yield f"the needs of {' and '.join(own)} are those that the code declares"
     if algorithm.entropy_coefficient:
@@ -159,6 +214,7 @@ def describe_needs(algorithm: Algorithm) -> Iterator[str]:
         and algorithm.objective not in NEEDS_ALL_SAMPLES
         and not algorithm.whiten_advantages
         and not algorithm.entropy_coefficient
+        and not frozen_models(algorithm)
     ):
         yield "samples whose advantage is 0 are not computed"
     elif not own:

@@ -65,6 +65,14 @@ def _spec() -> Iterator[CelRule]:
         "the environment of a task is not defined; add it to environments",
         ".tasks",
     )
+    for field in ("referenceModel", "teacherModel"):
+        name = f"self.algorithm.{field}"
+        yield CelRule(
+            "spec",
+            f"!has({name}) || self.models.exists(model, model.name == {name})",
+            "is not defined; name one of models",
+            f".algorithm.{field}",
+        )
     yield from _data_of_builtins()
     yield CelRule(
         "spec",

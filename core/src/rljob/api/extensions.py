@@ -27,6 +27,7 @@ Registry: TypeAlias = Mapping[str, str]
 
 _ADVANTAGES, _OBJECTIVES = "rljob.trainer.algorithms.advantages", "rljob.trainer.algorithms.objectives"
 _CORRECTIONS, _AGGREGATION = "rljob.trainer.algorithms.corrections", "rljob.trainer.algorithms.aggregation"
+_KL = "rljob.trainer.algorithms.kl_estimators"
 
 ADVANTAGES: Registry = {
     "group_normalized": f"{_ADVANTAGES}.group:group_normalized",
@@ -38,6 +39,7 @@ ADVANTAGES: Registry = {
     "reinforce_pp": f"{_ADVANTAGES}.reinforce_pp:reinforce_pp",
     "reinforce_pp_baseline": f"{_ADVANTAGES}.reinforce_pp:reinforce_pp_baseline",
     "turn_return": f"{_ADVANTAGES}.turn_return:turn_return",
+    "zero": f"{_ADVANTAGES}.group:zero",
 }
 OBJECTIVES: Registry = {
     "ppo_clip": f"{_OBJECTIVES}.ppo_clip:ppo_clip",
@@ -61,6 +63,7 @@ AGGREGATIONS: Registry = {
     "seq_mean_token_mean": f"{_AGGREGATION}:seq_mean_token_mean",
     "seq_mean_token_sum_norm": f"{_AGGREGATION}:seq_mean_token_sum_norm",
 }
+KL_ESTIMATORS: Registry = {name: f"{_KL}:{name}" for name in ("k1", "k2", "k3", "k3_unbiased")}
 BACKENDS: Registry = {
     "fsdp": "rljob.trainer.backends.fsdp.backend:FsdpBackend",
     "megatron": "rljob.trainer.backends.megatron.megatron_backend:MegatronBackend",

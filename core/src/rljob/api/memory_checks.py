@@ -6,11 +6,12 @@ job is refused if the plan exceeds the whole memory of a device; the derived num
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, combinations
-from typing import Any
+from typing import Any, TypeAlias
 
+from rljob.api.algorithm_presets import POLICY, frozen_models
 from rljob.api.backend_checks import PLANNED
 from rljob.api.memory_plan import (
     DTYPE_BYTES,
@@ -26,6 +27,8 @@ from rljob.api.model_shape import ModelShape
 from rljob.api.models import RLJobSpec
 from rljob.api.roles import Lora
 
+Shapes: TypeAlias = Mapping[str, ModelShape]
+"""Name of an entry of `models` → its numbers. Models whose numbers are not known are left out."""
 UNKNOWN_TOKENS = 4096
 """Tokens of a microbatch on a GPU for a model or a backend whose memory is not known."""
 
@@ -43,11 +46,12 @@ def longest_sample(spec: RLJobSpec) -> tuple[str, int]:
     return max(lengths, key=lambda entry: entry[1])
 
 
-def settings_of(spec: RLJobSpec, tokens: int | None = None) -> TrainerSettings:
+def settings_of(spec: RLJobSpec, models: Shapes, tokens: int | None = None) -> TrainerSettings:
     """Return what the memory of a resolved job's trainer depends on.
 
     Args:
         spec: of the resolved job.
+        models: known ones.
         tokens: of the largest microbatch. Default: `microbatchTokens`, but at least the longest sample.
     """
     trainer = spec.trainer
@@ -62,7 +66,13 @@ def settings_of(spec: RLJobSpec, tokens: int | None = None) -> TrainerSettings:
         adapters=_adapters(trainer.lora),
         copies=trainer.parallelism.replicate,
         offload=trainer.optimizer.offload and trainer.accelerator.kind == "nvidia",
+        frozen=tuple(models[name] for name in frozen_names(spec) if name in models),
     )
+
+
+def frozen_names(spec: RLJobSpec) -> list[str]:
+    """Return the names of the models that the trainer holds besides the trained policy, each once."""
+    return list(dict.fromkeys(frozen_models(spec.algorithm).values()))
 
 
 def _adapters(lora: Lora | None) -> AdapterSettings | None:
@@ -71,42 +81,43 @@ def _adapters(lora: Lora | None) -> AdapterSettings | None:
     return AdapterSettings(lora.rank, None if lora.targets is None else tuple(lora.targets))
 
 
-def unknown_memory(spec: RLJobSpec, model: ModelShape | None, device_bytes: int) -> str:
+def unknown_memory(spec: RLJobSpec, models: Shapes, device_bytes: int) -> str:
     """Return why the tokens of a microbatch cannot follow from the memory of a GPU; empty if they can.
 
     Args:
         spec: of a resolved job.
-        model: None: not known.
+        models: known ones.
         device_bytes: memory of a GPU; 0: not known.
     """
     if spec.trainer.backend != PLANNED:
         return f"the memory that {spec.trainer.backend} needs is not known"
-    if model is None:
-        return "the memory that the model needs is not known"
+    for name in (POLICY, *frozen_names(spec)):
+        if name not in models:
+            return f"the memory that the model {name} needs is not known"
     return "" if device_bytes else "the memory of the device is not known"
 
 
-def microbatch_tokens(spec: RLJobSpec, model: ModelShape | None, device_bytes: int) -> int:
+def microbatch_tokens(spec: RLJobSpec, models: Shapes, device_bytes: int) -> int:
     """Return the tokens of a microbatch: `microbatchTokens`, or what fits the memory of a GPU, or
     :data:`UNKNOWN_TOKENS`; arguments as in :func:`unknown_memory`."""
     if spec.trainer.microbatch_tokens is not None:
         return spec.trainer.microbatch_tokens
-    if model is None or unknown_memory(spec, model, device_bytes):
+    if unknown_memory(spec, models, device_bytes):
         return UNKNOWN_TOKENS
-    return max(GRANULE, most_tokens(model, settings_of(spec), device_bytes))
+    return max(GRANULE, most_tokens(models[POLICY], settings_of(spec, models), device_bytes))
 
 
-def trainer_problems(spec: RLJobSpec, model: ModelShape, device_bytes: int) -> Iterator[str]:
+def trainer_problems(spec: RLJobSpec, models: Shapes, device_bytes: int) -> Iterator[str]:
     """Yield a sentence if the trainer of a resolved job cannot fit the memory of its GPUs.
 
     Args:
         spec: of the resolved job.
-        model: the policy.
+        models: known ones; without the policy nothing is checked.
         device_bytes: memory of one GPU.
     """
-    if spec.trainer.backend != PLANNED:
+    if spec.trainer.backend != PLANNED or POLICY not in models:
         return
-    settings = settings_of(spec)
+    model, settings = models[POLICY], settings_of(spec, models)
     plan = plan_memory(model, settings)
     if plan.device <= device_bytes:
         return
@@ -117,12 +128,12 @@ def trainer_problems(spec: RLJobSpec, model: ModelShape, device_bytes: int) -> I
     sentence = f"{format_gib(peak.device)} on a GPU, and {gpus} {format_gib(device_bytes)}"
     less = f", or set {fields}" if (fields := _fields_that_help(model, settings, device_bytes)) else ""
     if phase != "step" or not most:
-        ranks = fewest_ranks(model, settings_of(spec, longest), device_bytes)
+        ranks = fewest_ranks(model, settings_of(spec, models, longest), device_bytes)
         copies = spec.trainer.parallelism.replicate
         remedy = f"use at least {ranks * copies} processes" if ranks is not None else "choose a smaller model"
         remedy += ", or fewer copies (spec.trainer.parallelism.replicate)" if ranks is not None and copies > 1 else ""
         yield (
-            f"spec.trainer.processesPerNode: the phase {phase} of {model.parameters:,} parameters needs {sentence}; "
+            f"spec.trainer.processesPerNode: the phase {phase} of {_sizes(model, settings)} needs {sentence}; "
             f"{remedy}{less}"
         )
     elif settings.tokens == longest:
@@ -168,20 +179,32 @@ def engine_problems(spec: RLJobSpec, model: ModelShape, device_bytes: int) -> It
             )
 
 
-def describe_plan(spec: RLJobSpec, model: ModelShape, device_bytes: int) -> list[str]:
-    """Return the memory plan of a resolved job's trainer as lines of text; ``device_bytes`` is 0 if it is not known."""
-    if spec.trainer.backend != PLANNED:
+def _sizes(model: ModelShape, settings: TrainerSettings) -> str:
+    frozen = sum(shape.parameters for shape in settings.frozen)
+    return f"{model.parameters:,} parameters" + (f" and {frozen:,} that are not trained" if frozen else "")
+
+
+def describe_plan(spec: RLJobSpec, models: Shapes, device_bytes: int) -> list[str]:
+    """Return the memory plan of a resolved job's trainer as lines of text; empty if the policy is not known.
+
+    Args:
+        spec: of the resolved job.
+        models: known ones.
+        device_bytes: memory of one GPU; 0: not known.
+    """
+    if spec.trainer.backend != PLANNED or POLICY not in models:
         return []
+    model = models[POLICY]
     on_gpu = spec.trainer.accelerator.kind == "nvidia"
-    tokens = microbatch_tokens(spec, model, device_bytes) if on_gpu else (spec.trainer.microbatch_tokens or 0)
+    tokens = microbatch_tokens(spec, models, device_bytes) if on_gpu else (spec.trainer.microbatch_tokens or 0)
     largest = max(tokens, longest_sample(spec)[1])
-    settings = settings_of(spec, largest)
+    settings = settings_of(spec, models, largest)
     ranks = f"{settings.ranks} rank{'' if settings.ranks == 1 else 's'}"
     if (copies := spec.trainer.parallelism.replicate) > 1:
         ranks = f"{copies} copies of {ranks}"
     usable = f"; {USABLE:.0%} of {format_gib(device_bytes)} can be used" if on_gpu and device_bytes else ""
     lines = [
-        f"memory of the trainer's first process: {model.parameters:,} parameters, {ranks}, {settings.dtype}, "
+        f"memory of the trainer's first process: {_sizes(model, settings)}, {ranks}, {settings.dtype}, "
         f"microbatches of {tokens} tokens and samples of up to {longest_sample(spec)[1]}{usable}"
     ]
     for phase, peak in plan_memory(model, settings).phases.items():

@@ -6,7 +6,7 @@ besides the tensors is not part of it: :data:`USABLE` leaves room for that.
 
 Symbols: P parameters, R ranks, b bytes of the dtype, T padded tokens of the largest microbatch, V vocabulary, h hidden
 size. Masters, gradients and moments are float32 and sharded: 4 P / R each. With adapters (LoRA) only the A parameters
-of the adapters have them, and the model takes b P / R.
+of the adapters have them, and the model takes b P / R, as does each model that is not trained.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TrainerSettings:
     microbatch, which is at least the longest sample. ``recompute``: ``layer`` keeps only the input of each layer for
     the backward pass. ``wire``: where the copy of the weights is while it is sent; ``device`` with NCCL.
     ``adapters``: what is trained instead of the model. ``offload``: moments and AdamW are on the host. ``copies``: of
-    the parameters, each on its own ranks.
+    the parameters, each on its own ranks. ``frozen``: models that are not trained, as reference or teacher.
     """
 
     ranks: int
@@ -74,6 +74,7 @@ class TrainerSettings:
     adapters: AdapterSettings | None = None
     offload: bool = False
     copies: int = 1
+    frozen: tuple[ModelShape, ...] = ()
 
     @property
     def plain(self) -> bool:
@@ -120,21 +121,35 @@ def plan_memory(model: ModelShape, settings: TrainerSettings) -> MemoryPlan:
     """Return the peaks of a rank."""
     trained = _trained_parameters(model, settings)
     masters = _share(_weight_bytes(model, settings), settings)
-    state = masters + _moments(trained, settings)
+    frozen = frozen_bytes(settings)
+    state = masters + _moments(trained, settings) + frozen
     device_copy, host_copy = _sent_copy(model, settings, "device"), _sent_copy(model, settings, "host")
     if settings.offload:  # copies of the weights, moments and gradients
         host_copy += _share(4 * FLOAT32 * trained, settings)
     gathered = 0 if settings.ranks == 1 else 2 * FLOAT32 * model.largest_parameter
-    rows = _share(FLOAT32 * model.largest_parameter, settings)
+    rows = max(_share(FLOAT32 * shape.largest_parameter, settings) for shape in (model, *settings.frozen))
     packed = settings.bucket_bytes + DTYPE_BYTES[settings.dtype] * model.largest_parameter
     device_packed, host_packed = (packed, 0) if settings.wire == "device" else (0, packed)
     merging, saved = _merging_bytes(model, settings), _saved_bytes(model, settings)
     return MemoryPlan(
-        load=Peak(masters + rows, rows),
+        load=Peak(masters + frozen + rows, rows),
         step=Peak(step_bytes(model, settings), host_copy + saved),
         update=Peak(state + gathered + merging + device_copy + device_packed, host_copy + host_packed + saved),
         checkpoint=Peak(state + _exchanged_bytes(model, settings) + merging + device_copy, host_copy + saved),
     )
+
+
+def frozen_bytes(settings: TrainerSettings) -> int:
+    """Return the bytes on the device of the shards of the models that are not trained, in the dtype."""
+    return sum(_share(DTYPE_BYTES[settings.dtype] * shape.parameters, settings) for shape in settings.frozen)
+
+
+def _scoring_bytes(model: ModelShape, settings: TrainerSettings) -> int:
+    """Return the peak on the device, beside all shards, of a forward pass of a model that is not trained."""
+    size, tokens = DTYPE_BYTES[settings.dtype], settings.tokens
+    whole = 0 if settings.plain else size * (model.root_parameters + 2 * model.block_parameters)
+    working = (size * (3 * model.intermediate + 4 * model.hidden) + FLOAT32 * model.hidden) * tokens
+    return whole + TOKEN_BYTES * tokens + max(working, _output_bytes(model, settings))
 
 
 def _merging_bytes(model: ModelShape, settings: TrainerSettings) -> int:
@@ -166,7 +181,7 @@ def step_bytes(model: ModelShape, settings: TrainerSettings) -> int:
     """Return the peak on the device of the forward and backward passes and of the optimizer, while weights are sent."""
     size, tokens, trained = DTYPE_BYTES[settings.dtype], settings.tokens, _trained_parameters(model, settings)
     adapters = 0 if settings.adapters is None else settings.adapters.block_parameters(model)
-    state = _share(_weight_bytes(model, settings), settings) + _moments(trained, settings)
+    state = _share(_weight_bytes(model, settings), settings) + _moments(trained, settings) + frozen_bytes(settings)
     gradients = _share(FLOAT32 * trained, settings)
     block, root = size * (model.block_parameters + adapters), size * model.root_parameters
     layer = layer_bytes(model, settings.dtype, settings.adapters)
@@ -189,7 +204,8 @@ def step_bytes(model: ModelShape, settings: TrainerSettings) -> int:
     passes = in_passes + parameters + kept + max(_output_bytes(model, settings), of_layer)
     # AdamW has temporary tensors over all parameters at once.
     of_optimizer = gradients if settings.offload else 2 * gradients
-    return state + _sent_copy(model, settings, "device") + max(passes, of_optimizer)
+    scoring = max((_scoring_bytes(shape, settings) for shape in settings.frozen), default=0)
+    return state + _sent_copy(model, settings, "device") + max(passes, of_optimizer, scoring)
 
 
 def _moments(trained: int, settings: TrainerSettings) -> int:

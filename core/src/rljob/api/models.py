@@ -62,7 +62,8 @@ class ModelSource(Model):
     """A model that the job uses."""
 
     name: Name
-    """Name that rollouts refer to. The trained model has the name `policy`."""
+    """Name that `rollouts` and `algorithm` refer to. The trained model has the name `policy`; every other model is
+    named in `algorithm.referenceModel` or `algorithm.teacherModel`."""
     source: Annotated[Text, Field(min_length=1)]
     """Hugging Face directory: `job://PATH` in the job's storage, a path (for `rljob run` only), or a model that is
     downloaded: `hf://ORG/NAME@REVISION` (a branch, tag or commit; default `main`) or `s3://BUCKET/PREFIX`."""

@@ -23,10 +23,6 @@ def unsupported(spec: RLJobSpec) -> Iterator[str]:
         for found in non_defaults(spec, field.path):
             if field.unsupported is True or found.value in field.unsupported:
                 yield f"{found.path}: {sentence(found.value, found.default)}"
-    if "policy" in (names := [model.name for model in spec.models]):
-        for i, name in enumerate(names):
-            if name != "policy":
-                yield f"models[{i}]: a model besides policy ({name}) is not supported yet; remove it"
 
 
 def near_miss(location: Sequence[str | int], value: Any, known: str, default: Any, root: type[BaseModel]) -> str | None:

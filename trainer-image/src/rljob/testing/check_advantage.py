@@ -14,7 +14,7 @@ from rljob.api.algorithm import Algorithm
 from rljob.protocol.messages import BatchSample
 from rljob.testing.random_samples import Floats, ReferenceSample, compare, random_samples, resolved
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
-from rljob.trainer.algorithms.needs import load_function, needs_of
+from rljob.trainer.algorithms.needs import Needs, load_function, needs_of
 from rljob.trainer.batch import Row
 from rljob.trainer.process_group import World
 from rljob.trainer.scores import Scores
@@ -58,16 +58,26 @@ def check_advantage(reference: AdvantageReference, fields: Mapping[str, Any], se
 
 @dataclass(frozen=True)
 class _Known:
-    """Scores whose log-probabilities are known."""
+    """Scores whose log-probabilities are known; see :class:`rljob.trainer.scores.Scores`."""
 
     rows: Mapping[int, Row]
-    old: Mapping[int, Floats]
+    samples: Sequence[ReferenceSample]
+    needs: Needs
 
     def old_by_row(self) -> dict[int, NDArray[np.float32]]:
-        """See :meth:`rljob.trainer.scores.Scores.old_by_row`."""
-        if not self.old:
-            raise ValueError("there are no old log-probabilities; declare @requires(old=True)")
-        return {i: at_tokens(row, self.old[i]).astype(np.float32) for i, row in self.rows.items()}
+        return self._by_row("old")
+
+    def reference_by_row(self) -> dict[int, NDArray[np.float32]]:
+        return self._by_row("reference")
+
+    def teacher_by_row(self) -> dict[int, NDArray[np.float32]]:
+        return self._by_row("teacher")
+
+    def _by_row(self, name: str) -> dict[int, NDArray[np.float32]]:
+        if not getattr(self.needs, name):
+            raise ValueError(f"there are no {name} log-probabilities; declare @requires({name}=True)")
+        values = {i: getattr(sample, f"{name}_T") for i, sample in enumerate(self.samples)}
+        return {i: at_tokens(row, values[i]).astype(np.float32) for i, row in self.rows.items()}
 
 
 def at_tokens(row: Row, values_T: Floats) -> Floats:
@@ -100,9 +110,8 @@ def estimate(algorithm: Algorithm, samples: Sequence[ReferenceSample]) -> list[F
     ]
     rows = {i: _row(sample) for i, sample in enumerate(samples)}
     rewards = {i: row.rewards_L for i, row in rows.items()}
-    old = {i: sample.old_T for i, sample in enumerate(samples)} if needs_of(estimator).old else {}
     world = World(0, 1, torch.device("cpu"), cast("Any", None), dp_rank=0, dp_size=1)
-    scores = cast("Scores", _Known(rows, old))
+    scores = cast("Scores", _Known(rows, samples, needs_of(estimator)))
     found = estimator(AdvantageInputs(0, batch, rows, rewards, scores, world, algorithm))
     for i, row in rows.items():
         if np.shape(found[i]) != row.mask_L.shape:

@@ -118,6 +118,7 @@ def _evaluate(
             turns=1 + max(int(sample.turns_T.max()) for sample in samples),
             algorithm=algorithm,
             entropy_BK=rows("entropy_T") if needed.entropy else None,
+            reference=rows("reference_T") if needed.reference else None,
         )
     )
     objective.check(mask_BK)

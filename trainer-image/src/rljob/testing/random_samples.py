@@ -32,6 +32,8 @@ class ReferenceSample:
     fixed_T: Floats  # the same numbers, for terms without gradient
     old_T: Floats  # of the trainer before the batch
     behavior_T: Floats  # of the engine
+    reference_T: Floats  # of the reference model
+    teacher_T: Floats  # of the teacher
     advantages_T: Floats
     rewards_T: Floats  # reward that arrives at each token; their sum is ``reward``
     entropy_T: Floats
@@ -64,6 +66,8 @@ def _sample(group: str, generator: np.random.Generator) -> ReferenceSample:
     logprobs_T = -3 * generator.random(length) - 0.05
     old_T = np.minimum(logprobs_T + 0.4 * generator.standard_normal(length), -0.01)
     behavior_T = np.minimum(old_T + 0.3 * generator.standard_normal(length), -0.01)
+    noise_2T = generator.spawn(1)[0].standard_normal((2, length))
+    reference_T, teacher_T = np.minimum(logprobs_T + 0.5 * noise_2T, -0.01)
     turns_T = np.unique(np.sort(generator.integers(0, 3, length)), return_inverse=True)[1]
     rewards_T = np.where(np.diff(turns_T, append=len(GROUPS)) > 0, generator.normal(size=length), 0.0)
     if group == "d":
@@ -76,6 +80,8 @@ def _sample(group: str, generator: np.random.Generator) -> ReferenceSample:
         fixed_T=logprobs_T,
         old_T=old_T,
         behavior_T=behavior_T,
+        reference_T=reference_T,
+        teacher_T=teacher_T,
         advantages_T=generator.normal(size=length) * (generator.random(length) > 0.1),
         rewards_T=rewards_T,
         entropy_T=generator.random(length),

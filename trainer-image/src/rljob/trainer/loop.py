@@ -59,6 +59,7 @@ from rljob.trainer.checkpoint_writer import CheckpointWriter, retry_while_blocke
 from rljob.trainer.coordinator_client import Command, CoordinatorClient, Result
 from rljob.trainer.errors import ModelError, NewerCheckpointError, SupersededError, UnrecoverableError
 from rljob.trainer.fetch_batch import pull_shard
+from rljob.trainer.frozen_models import load_models, read_sources
 from rljob.trainer.microbatch_budget import microbatch_budget
 from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic, set_threads
 from rljob.trainer.step import apply_batch, plan_step
@@ -219,11 +220,13 @@ class TrainerLoop:
         """Record of the checkpoint that this process loaded or wrote last; the writer updates it. On ranks other than 0
         a written one has no digests."""
         self._step = chosen.state.step if chosen.state is not None else 0
-        self._budget = microbatch_budget(self._job.spec, source, self._world)
+        frozen = read_sources(self._environment)
+        self._budget = microbatch_budget(self._job.spec, {**frozen, "policy": source}, self._world)
         factory: BackendFactory = load(BACKENDS, self._job.spec.trainer.backend, "spec.trainer.backend")
         self._backend: Backend = factory(source, self._job.spec.trainer, self._world)
         if chosen.path is not None:
             self._backend.load(chosen.path)
+        self._frozen = load_models(self._job.spec.algorithm, frozen, source, self._backend)
         self._world = self._backend.world
         self._configuration = read_configuration(source)
         self._last = StepDone(0, self._step - 1, {})
@@ -292,7 +295,7 @@ class TrainerLoop:
         plan = plan_step(train, spec.algorithm, world, self._budget)
         rows = self._pull(plan)
         pulled = time.perf_counter()
-        result = apply_batch(plan, rows, spec.algorithm, self._backend, world, self._checks)
+        result = apply_batch(plan, rows, spec.algorithm, self._backend, world, self._checks, self._frozen)
         self._step += 1
         seconds = time.perf_counter() - started
         metrics = result.metrics | {

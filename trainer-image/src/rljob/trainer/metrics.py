@@ -46,6 +46,10 @@ METRICS: dict[str, str] = {
     "correction_mean": "weight of a token for the mismatch: mean over tokens; 1 without a correction",
     "masked_fraction": "share of the tokens whose weight for the mismatch is 0",
     "entropy": "entropy of the policy in nats: mean over tokens; only if the algorithm needs it",
+    "reference_kl_k1": "KL(policy‖reference) in nats a token: mean of l − l_ref; only with a reference model",
+    "reference_kl_k3": "the same, estimated by the mean of r − 1 − ln r with r = exp(l_ref − l)",
+    "teacher_kl_k1": "KL(policy‖teacher) in nats a token: mean of l − l_teacher; only with a teacher",
+    "teacher_kl_k3": "the same, estimated by the mean of r − 1 − ln r with r = exp(l_teacher − l)",
     "training_log_ppl": "mean of −l_old in nats: log of the perplexity of the sampled tokens under the trainer",
     "tokens": "tokens trained on: those that the model wrote in the trained samples",
     "samples": "samples of the batch",
@@ -57,6 +61,7 @@ METRICS: dict[str, str] = {
     "seconds": "of the whole step, the pull included",
     "seconds_pull": "until rank 0 had the samples' tokens",
     "seconds_forward": "in forward passes, on rank 0",
+    "seconds_frozen": "in forward passes of the reference and the teacher, on rank 0; only with such a model",
     "seconds_backward": "in backward passes, on rank 0",
     "seconds_optimizer": "in gradient clipping and the optimizer, on rank 0",
     "tokens_per_second": "tokens / seconds",
@@ -93,6 +98,7 @@ class TokenStatistics:
     sums: Tensor = field(init=False)
     largest: Tensor = field(init=False)
     has_entropy: bool = False
+    kl: dict[str, Tensor] = field(default_factory=dict)  # role of a model → sums of k1 and k3
     positions: int = 0
     padding: int = 0
 
@@ -147,6 +153,20 @@ class TokenStatistics:
         self.sums += torch.stack([value.double() for value in sums])
         self.largest = torch.maximum(self.largest, torch.stack([largest, ratio_BK.max(), largest_current]))
 
+    @torch.no_grad()
+    def add_kl(self, role: str, log_ratio_BK: Tensor, mask_BK: Tensor) -> None:
+        """Count one microbatch of a model that is not trained.
+
+        Args:
+            role: of the model.
+            log_ratio_BK: log-probabilities under the policy minus those under the model.
+            mask_BK: True at the model's tokens.
+        """
+        k1_BK = log_ratio_BK.double().where(mask_BK, 0.0)
+        bounded_BK = -k1_BK.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        sums = torch.stack([k1_BK.sum(), (torch.expm1(bounded_BK) - bounded_BK).sum()])
+        self.kl[role] = self.kl.get(role, torch.zeros_like(sums)) + sums
+
     def current_mismatch(self, world: World) -> Mismatch:
         """Return the mismatch over all replicas, so far; all ranks take part."""
         tokens, total = world.sum_over_data(self.sums[-2:].clone()).tolist()
@@ -160,25 +180,34 @@ class TokenStatistics:
         *sums, positions, padding = world.sum_over_data(torch.cat([self.sums, places])).tolist()
         total = dict(zip(SUMS, sums, strict=True))
         n, n_old = max(1.0, total["tokens"]), max(1.0, total["tokens_old"])
-        return {
-            "loss": total["loss"] / minibatches,
-            "clip_fraction": (total["clipped_low"] + total["clipped_high"]) / n,
-            "clip_fraction_low": total["clipped_low"] / n,
-            "clip_fraction_high": total["clipped_high"] / n,
-            "ratio_mean": total["ratio"] / n,
-            "ratio_max": ratio_max,
-            "ratio_distance": total["distance"] / n,
-            "logprob_diff_mean": total["abs"] / n_old,
-            "logprob_diff_max": logprob_diff_max,
-            "kl_k1": total["k1"] / n_old,
-            "kl_k3": total["k3"] / n_old,
-            "ess": total["weight"] ** 2 / (n_old * total["weight_squared"]) if total["tokens_old"] else 1.0,
-            "correction_mean": total["correction"] / n,
-            "masked_fraction": total["masked"] / n,
-            "training_log_ppl": -total["logprob"] / n_old,
-            "tokens": total["tokens"],
-            "padding_fraction": padding / positions,
-        } | ({"entropy": total["entropy"] / n} if self.has_entropy else {})
+        kl = {role: (world.sum_over_data(sums.clone()) / n).tolist() for role, sums in self.kl.items()}
+        return (
+            {
+                "loss": total["loss"] / minibatches,
+                "clip_fraction": (total["clipped_low"] + total["clipped_high"]) / n,
+                "clip_fraction_low": total["clipped_low"] / n,
+                "clip_fraction_high": total["clipped_high"] / n,
+                "ratio_mean": total["ratio"] / n,
+                "ratio_max": ratio_max,
+                "ratio_distance": total["distance"] / n,
+                "logprob_diff_mean": total["abs"] / n_old,
+                "logprob_diff_max": logprob_diff_max,
+                "kl_k1": total["k1"] / n_old,
+                "kl_k3": total["k3"] / n_old,
+                "ess": total["weight"] ** 2 / (n_old * total["weight_squared"]) if total["tokens_old"] else 1.0,
+                "correction_mean": total["correction"] / n,
+                "masked_fraction": total["masked"] / n,
+                "training_log_ppl": -total["logprob"] / n_old,
+                "tokens": total["tokens"],
+                "padding_fraction": padding / positions,
+            }
+            | ({"entropy": total["entropy"] / n} if self.has_entropy else {})
+            | {
+                f"{role}_kl_k{number}": mean
+                for role, means in kl.items()
+                for number, mean in zip((1, 3), means, strict=True)
+            }
+        )
 
 
 class Stopwatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -16,24 +17,26 @@ from rljob.trainer.process_group import World
 log = logging.getLogger(__name__)
 
 
-def microbatch_budget(spec: RLJobSpec, source: Path, world: World) -> int:
+def microbatch_budget(spec: RLJobSpec, sources: Mapping[str, Path], world: World) -> int:
     """Return the padded tokens of a microbatch, the same on all ranks: they need the same number of microbatches.
 
     Args:
         spec: of the resolved job.
-        source: directory of the weights to start from.
+        sources: directories of the weights to start from, and of the models that are not trained, by name in `models`.
         world: the ranks.
 
     Raises:
         ModelError: the trainer cannot fit the memory of the smallest GPU; raised on all ranks.
     """
-    model, device_bytes = shape_of(source), min(world.gather(memory_of(world.device)))
-    if model is not None and device_bytes:
-        for problem in trainer_problems(spec, model, device_bytes):
+    found = {name: shape_of(source) for name, source in sources.items()}
+    models = {name: shape for name, shape in found.items() if shape is not None}
+    device_bytes = min(world.gather(memory_of(world.device)))
+    if device_bytes:
+        for problem in trainer_problems(spec, models, device_bytes):
             raise ModelError(problem)
-    tokens = microbatch_tokens(spec, model, device_bytes)
+    tokens = microbatch_tokens(spec, models, device_bytes)
     if spec.trainer.microbatch_tokens is None:
-        why = unknown_memory(spec, model, device_bytes) or "from the memory of the GPUs"
+        why = unknown_memory(spec, models, device_bytes) or "from the memory of the GPUs"
         log.info("microbatches of %d tokens (%s)", tokens, why)
     return tokens
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pydantic.alias_generators import to_camel
+
+from rljob.api.algorithm_presets import frozen_models
 from rljob.api.extensions import BACKENDS, load
 from rljob.api.models import RLJobSpec
 from rljob.api.resolve import made_later
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.trainer import model_directory
-from rljob.trainer.algorithms.needs import FUNCTIONS, needs_of
+from rljob.trainer.algorithms.needs import FROZEN, FUNCTIONS, needs_of
 from rljob.trainer.backends.megatron import supported_layouts
 
 
@@ -23,7 +26,7 @@ def check(environment: ComponentEnvironment) -> Iterator[str]:
     yield from reference_problems(spec)
     for i, model in enumerate(spec.models if spec.trainer.backend in BACKENDS else ()):
         path = environment.path(model.source)
-        if model.name == "policy" and (path.exists() or not made_later(model.source)):
+        if path.exists() or not made_later(model.source):
             yield from (f"spec.models[{i}].source: {problem}" for problem in model_directory.problems(path))
             if spec.trainer.backend == "megatron":
                 yield from supported_layouts.problems(path, spec.trainer)
@@ -40,7 +43,9 @@ def reference_problems(spec: RLJobSpec) -> Iterator[str]:
     """
     if spec.trainer.backend == "megatron":
         yield from supported_layouts.library_problems()
-    references = [(f"spec.algorithm.{name}", table, getattr(spec.algorithm, name)) for name, table in FUNCTIONS.items()]
+    references = [
+        (f"spec.algorithm.{to_camel(name)}", table, getattr(spec.algorithm, name)) for name, table in FUNCTIONS.items()
+    ]
     for field, registry, value in [*references, ("spec.trainer.backend", BACKENDS, spec.trainer.backend)]:
         if value is None or value in registry:
             continue
@@ -53,3 +58,9 @@ def reference_problems(spec: RLJobSpec) -> Iterator[str]:
             yield f"{field}: {value} is not callable; name a function or a class"
         elif missing := needs_of(found).unsupported():
             yield f"{field}: {value} needs {', '.join(missing)}, which no backend computes yet"
+        else:
+            yield from (
+                f"{field}: {value} needs the {role} model; name it in spec.algorithm.{role}Model"
+                for role in FROZEN
+                if getattr(needs_of(found), role) and role not in frozen_models(spec.algorithm)
+            )

@@ -5,7 +5,7 @@ Shapes: B rows of a microbatch, K positions of a row that may hold the model's t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rljob.api.algorithm import Algorithm
+from rljob.api.algorithm_presets import needs_old_first
 from rljob.trainer.algorithms.needs import load_function, needs, needs_of
-from rljob.trainer.backends.base import Backend
+from rljob.trainer.backends.base import Backend, FrozenModel
 from rljob.trainer.batch import Batch
 
 
@@ -26,6 +27,8 @@ class Scores:
     old: Sequence[list[Tensor] | None]
     """Log-probabilities (B, K) under the weights before the batch, of each microbatch of each minibatch; None for a
     minibatch that does not need them, or for which the first forward pass of its update computes them."""
+    frozen: Mapping[str, Sequence[list[Tensor]]]
+    """Log-probabilities (B, K) under each model that is not trained, by its role: ``reference``, ``teacher``."""
 
     def old_by_row(self) -> dict[int, NDArray[np.float32]]:
         """Return the log-probabilities (L,) before the batch by index in the batch; 0 except at the model's tokens.
@@ -33,12 +36,36 @@ class Scores:
         Raises:
             ValueError: the log-probabilities were not computed.
         """
+        known = [outputs for outputs in self.old if outputs is not None]
+        if len(known) < len(self.old):
+            raise ValueError("there are no old log-probabilities; declare @requires(old=True)")
+        return self._by_row(known)
+
+    def reference_by_row(self) -> dict[int, NDArray[np.float32]]:
+        """Return the log-probabilities (L,) of the reference model, as :meth:`old_by_row`.
+
+        Raises:
+            ValueError: they were not computed.
+        """
+        if "reference" not in self.frozen:
+            raise ValueError("there is no reference model; declare @requires(reference=True)")
+        return self._by_row(self.frozen["reference"])
+
+    def teacher_by_row(self) -> dict[int, NDArray[np.float32]]:
+        """Return the log-probabilities (L,) of the teacher, as :meth:`old_by_row`.
+
+        Raises:
+            ValueError: they were not computed.
+        """
+        if "teacher" not in self.frozen:
+            raise ValueError("there is no teacher; set spec.algorithm.teacherModel")
+        return self._by_row(self.frozen["teacher"])
+
+    def _by_row(self, scores: Sequence[list[Tensor]]) -> dict[int, NDArray[np.float32]]:
         result = {}
-        for minibatch, outputs in zip(self.batch.minibatches, self.old, strict=True):
-            if outputs is None:
-                raise ValueError("there are no old log-probabilities; declare @requires(old=True)")
-            for inputs, old_BK in zip(minibatch, outputs, strict=True):
-                values_BK = old_BK.float().cpu().numpy()
+        for minibatch, outputs in zip(self.batch.minibatches, scores, strict=True):
+            for inputs, logprobs_BK in zip(minibatch, outputs, strict=True):
+                values_BK = logprobs_BK.float().cpu().numpy()
                 for b, i in enumerate(inputs.indices):
                     mask_L, first = self.batch.rows[i].mask_L, inputs.tokens.first
                     values_L = np.zeros(len(mask_L), np.float32)
@@ -47,23 +74,25 @@ class Scores:
         return result
 
 
-def score(batch: Batch, backend: Backend, algorithm: Algorithm) -> Scores:
+def score(batch: Batch, backend: Backend, algorithm: Algorithm, frozen: Mapping[str, FrozenModel]) -> Scores:
     """Return the scores that the algorithm needs, from forward passes of the microbatches.
 
-    An advantage that needs the old log-probabilities needs all of them. A loss that needs them does not need those of
-    the first minibatch: its own forward pass runs before the first update, so it computes the same numbers.
+    An advantage that needs the old log-probabilities needs all of them, as do a KL term in the reward and a teacher. A
+    loss that needs them does not need those of the first minibatch: its own forward pass runs before the first update,
+    so it computes the same numbers.
 
     Args:
         batch: with rows and microbatches of this replica.
         backend: the policy.
         algorithm: resolved.
+        frozen: models that are not trained, by role.
 
     Raises:
         ValueError: no backend computes a need.
     """
     if missing := needs(algorithm).unsupported():
         raise ValueError(f"no backend computes what the algorithm needs: {', '.join(missing)}")
-    everywhere = needs_of(load_function(algorithm, "advantage")).old
+    everywhere = needs_of(load_function(algorithm, "advantage")).old or needs_old_first(algorithm)
     later = needs(algorithm).old
     old: list[list[Tensor] | None] = []
     for number, minibatch in enumerate(batch.minibatches):
@@ -72,4 +101,8 @@ def score(batch: Batch, backend: Backend, algorithm: Algorithm) -> Scores:
             old.append([output.logprobs_BK for output in outputs])
         else:
             old.append(None)
-    return Scores(batch, old)
+    of_models: dict[FrozenModel, list[list[Tensor]]] = {}  # a model with two roles runs once
+    for model in dict.fromkeys(frozen.values()):
+        passes = [model.run([inputs.tokens for inputs in minibatch]) for minibatch in batch.minibatches]
+        of_models[model] = [[output.logprobs_BK for output in outputs] for outputs in passes]
+    return Scores(batch, old, {role: of_models[model] for role, model in frozen.items()})

@@ -19,19 +19,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rljob.api.algorithm import Algorithm
-from rljob.api.algorithm_presets import corrects
-from rljob.protocol.messages import Train
+from rljob.api.algorithm_presets import penalizes_rewards
+from rljob.protocol.messages import BatchSample, Train
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
-from rljob.trainer.algorithms.aggregation import masked_sum
-from rljob.trainer.algorithms.corrections.base import Correction, CorrectionInputs, correction_weights
 from rljob.trainer.algorithms.needs import failure, load_function, needs
-from rljob.trainer.algorithms.objectives.base import ObjectiveFunction, ObjectiveInputs
 from rljob.trainer.algorithms.stabilizers import shape_rewards, shape_tokens, stabilize
-from rljob.trainer.backends.base import Backend, Loss, Output
-from rljob.trainer.batch import Batch, Microbatch, MicrobatchInputs, Row, at_targets, lay_out
+from rljob.trainer.backends.base import Backend, FrozenModel, Loss, Output
+from rljob.trainer.batch import Batch, Microbatch, Row, at_targets, lay_out
 from rljob.trainer.batch_plan import BatchPlan, plan_batch
 from rljob.trainer.errors import UnrecoverableError
+from rljob.trainer.kl_terms import penalize, teacher_terms
 from rljob.trainer.metrics import TokenStatistics, advantage_metrics, memory_peak
+from rljob.trainer.policy_loss import PolicyLoss
 from rljob.trainer.process_group import World
 from rljob.trainer.scores import Scores, score
 from rljob.trainer.step_checks import StepChecks
@@ -73,6 +72,7 @@ def apply_batch(
     backend: Backend,
     world: World,
     checks: StepChecks,
+    frozen: Mapping[str, FrozenModel] | None = None,
 ) -> StepResult:
     """Apply a batch to the weights. All ranks call this together and get the same result except for timings.
 
@@ -83,6 +83,7 @@ def apply_batch(
         backend: model and optimizer.
         world: the ranks.
         checks: of this process.
+        frozen: models that are not trained, by role.
 
     Raises:
         UnrecoverableError: the gradient was not finite several times in a row, a function of the algorithm fails on
@@ -91,14 +92,18 @@ def apply_batch(
     backend.metrics()  # discards metrics since the last step
     train = shape_rewards(plan.train, algorithm)
     batch = lay_out(replace(plan, train=train), rows, algorithm, world)
-    scores = score(batch, backend, algorithm)
-    rewards = shape(batch, plan.train)
-    advantages_N = set_advantages(batch, rewards, scores, algorithm, world)
+    models = frozen or {}
+    scores = score(batch, backend, algorithm, models)
+    rewards, samples = shape(batch, plan.train), train.samples
+    if penalizes_rewards(algorithm):
+        rewards, samples = penalize(batch, rewards, scores, algorithm, world)
+    advantages_N = set_advantages(batch, rewards, samples, scores, algorithm, world)
     run, statistics = _runner(backend, algorithm), TokenStatistics(world.device)
     metrics: dict[str, float] = {}
     norms: list[float] = []
     for number, minibatch in enumerate(batch.minibatches):
-        loss = PolicyLoss(minibatch, scores.old[number], number == 0, algorithm, statistics)
+        of_models = {role: passes[number] for role, passes in scores.frozen.items()}
+        loss = PolicyLoss(minibatch, scores.old[number], of_models, number == 0, algorithm, statistics)
         run([inputs.tokens for inputs in minibatch], loss)
         world.raise_first_error(loss.error)
         if number == 0 and batch.has_current:
@@ -115,6 +120,9 @@ def apply_batch(
     metrics |= {"grad_norm": sum(norms) / len(norms) if norms else math.nan, "lockstep": plan.lockstep}
     metrics |= {"samples": float(len(train.samples)), "samples_trained": float(plan.trained)}
     metrics |= {"memory_peak_bytes": memory_peak(world)} | backend.metrics()
+    for model in dict.fromkeys(models.values()):
+        for name, value in model.metrics().items():
+            metrics[name] = metrics.get(name, 0.0) + value
     return StepResult(metrics, advantages_N.numpy())
 
 
@@ -147,19 +155,35 @@ def shape(batch: Batch, given: Train) -> Rewards:
     }
 
 
-def set_advantages(batch: Batch, rewards: Rewards, scores: Scores, algorithm: Algorithm, world: World) -> Tensor:
+def set_advantages(
+    batch: Batch,
+    rewards: Rewards,
+    samples: Sequence[BatchSample],
+    scores: Scores,
+    algorithm: Algorithm,
+    world: World,
+) -> Tensor:
     """Estimate the advantages and store them in the microbatches; return the mean over each sample's tokens (N,).
+
+    Args:
+        batch: this replica's microbatches.
+        rewards: of each token, for the estimator.
+        samples: of the whole batch, for the estimator.
+        scores: for the estimator and a teacher.
+        algorithm: resolved.
+        world: the ranks.
 
     Raises:
         UnrecoverableError: the estimator fails on any rank.
     """
     estimator: Estimator = load_function(algorithm, "advantage")
-    inputs = AdvantageInputs(batch.train.step, batch.train.samples, batch.rows, rewards, scores, world, algorithm)
+    inputs = AdvantageInputs(batch.train.step, samples, batch.rows, rewards, scores, world, algorithm)
     mean_N = np.zeros(len(batch.train.samples), np.float32)
     problem = None
     try:
         masks = {i: row.mask_L for i, row in batch.rows.items()}
-        stable = stabilize(estimator(inputs), masks, batch.train.samples, algorithm, world)
+        added = teacher_terms(scores, algorithm) if algorithm.teacher_model is not None else None
+        stable = stabilize(estimator(inputs), masks, batch.train.samples, algorithm, world, added)
         advantages = _checked(stable, batch.rows)
         for minibatch in batch.minibatches:
             for microbatch in minibatch:
@@ -204,96 +228,3 @@ def _mean_by_sample(advantages: Mapping[int, NDArray[np.float32]], batch: Batch)
     owner_T = np.repeat([i for i, _ in rows], [len(row.mask_L) for _, row in rows])[mask_T]
     count_N = np.bincount(owner_T, minlength=samples)
     return (np.bincount(owner_T, values_T, samples) / np.maximum(count_N, 1)).astype(np.float32)
-
-
-class PolicyLoss:
-    """Loss of the policy over a minibatch, called once per microbatch; its tokens are counted in ``statistics``.
-
-    If an objective fails on one rank, the other ranks still wait in the collectives of the backward pass. From then on
-    the loss is 0, with a gradient of 0, and the rank takes part until the end of the minibatch. ``error`` holds the
-    failure.
-
-    Args:
-        minibatch: microbatches with advantages.
-        old: log-probabilities of each microbatch before the batch, or None.
-        first: whether the weights are those before the batch, so that the forward pass gives the old log-probabilities.
-        algorithm: resolved.
-        statistics: of the step.
-    """
-
-    def __init__(
-        self,
-        minibatch: Sequence[MicrobatchInputs],
-        old: Sequence[Tensor] | None,
-        first: bool,
-        algorithm: Algorithm,
-        statistics: TokenStatistics,
-    ) -> None:
-        self._minibatch, self._old, self._first = minibatch, old, first
-        self._algorithm, self._statistics = algorithm, statistics
-        self._objective: ObjectiveFunction = load_function(algorithm, "objective")
-        self._correction: Correction | None = load_function(algorithm, "correction") if corrects(algorithm) else None
-        self._field = "objective"  # of the function that runs
-        self.error: UnrecoverableError | None = None
-
-    def __call__(self, i: int, output: Output) -> Tensor:
-        """Return the share of microbatch ``i`` in the loss: a scalar that depends on the log-probabilities."""
-        if self.error is None:
-            try:
-                return self._share(i, output)
-            except Exception as error:  # noqa: BLE001 a user's function may raise anything: the run ends
-                self.error = failure(self._algorithm, self._field, error)
-        return output.logprobs_BK.where(torch.zeros_like(self._minibatch[i].tokens.mask_BK), 0.0).sum()
-
-    def _share(self, i: int, output: Output) -> Tensor:
-        inputs, tokens = self._minibatch[i], self._minibatch[i].tokens
-        # where() stops the gradient of the other positions, also if it is nan.
-        logprobs_BK = output.logprobs_BK.where(tokens.mask_BK, 0.0)
-        old_BK = logprobs_BK.detach() if self._first else None
-        if self._old is not None:
-            old_BK = self._old[i].where(tokens.mask_BK, 0.0)
-        entropy_BK = None if output.entropy_BK is None else output.entropy_BK.where(tokens.mask_BK, 0.0)
-        self._field = "objective"
-        objective = self._objective(
-            ObjectiveInputs(
-                logprobs_BK=logprobs_BK,
-                old=old_BK,
-                behavior_BK=tokens.behavior_BK,
-                advantages_BK=inputs.advantages_BK,
-                mask_BK=tokens.mask_BK,
-                rewards_B=inputs.rewards_B,
-                turns_BK=inputs.turns_BK,
-                turns=inputs.turns,
-                algorithm=self._algorithm,
-                entropy_BK=entropy_BK,
-            )
-        )
-        objective.check(tokens.mask_BK)
-        values_BK, weights_BK = objective.values_BK, None
-        if self._correction is not None:
-            assert old_BK is not None, "score() computes them for a correction"
-            weights_BK = self._weights(logprobs_BK.detach(), old_BK, inputs)
-            values_BK = values_BK * weights_BK
-        if self._algorithm.entropy_coefficient:
-            assert entropy_BK is not None, "the backend computes it"
-            values_BK = values_BK + self._algorithm.entropy_coefficient * entropy_BK
-        share = -masked_sum(values_BK, tokens.mask_BK, inputs.weights_B)
-        self._statistics.add(share.detach(), objective, old_BK, weights_BK, entropy_BK, inputs)
-        return share
-
-    def _weights(self, current_BK: Tensor, old_BK: Tensor, inputs: MicrobatchInputs) -> Tensor:
-        self._field = "correction"
-        assert self._correction is not None
-        return correction_weights(
-            self._correction,
-            CorrectionInputs(
-                old_BK=old_BK,
-                behavior_BK=inputs.tokens.behavior_BK,
-                current_BK=current_BK,
-                advantages_BK=inputs.advantages_BK,
-                mask_BK=inputs.tokens.mask_BK,
-                turns_BK=inputs.turns_BK,
-                turns=inputs.turns,
-                algorithm=self._algorithm,
-            ),
-        )

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
+from pydantic.alias_generators import to_camel
+
 from rljob.api.algorithm import Algorithm
-from rljob.api.algorithm_presets import needs_old
-from rljob.api.extensions import ADVANTAGES, AGGREGATIONS, CORRECTIONS, OBJECTIVES, Registry, load
+from rljob.api.algorithm_presets import frozen_models, needs_old
+from rljob.api.extensions import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, OBJECTIVES, Registry, load
 from rljob.trainer.errors import UnrecoverableError
 
 log = logging.getLogger(__name__)
@@ -19,8 +21,11 @@ FUNCTIONS: dict[str, Registry] = {
     "objective": OBJECTIVES,
     "aggregation": AGGREGATIONS,
     "correction": CORRECTIONS,
+    "kl_estimator": KL_ESTIMATORS,
 }
 """Field of ``spec.algorithm`` that names a function → its built-in functions."""
+FROZEN = ("reference", "teacher")
+"""Roles of models that are not trained, each a need of the same name and a field ROLEModel of ``spec.algorithm``."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,10 @@ class Needs:
     """Log-probabilities under the weights before the batch, in an advantage, or in an objective that reads ``old_BK``.
     With ``ratio: proximal``, a correction or a mask of the mismatch every objective has them."""
     reference: bool = False
-    """Log-probabilities under the reference model."""
+    """Log-probabilities under ``referenceModel``: ``inputs.reference_BK`` of an objective, and
+    ``inputs.scores.reference_by_row()`` of an advantage."""
+    teacher: bool = False
+    """Log-probabilities under ``teacherModel``, in an advantage: ``inputs.scores.teacher_by_row()``."""
     values: bool = False
     """Values of a critic."""
     entropy: bool = False
@@ -44,11 +52,11 @@ class Needs:
     @property
     def all_samples(self) -> bool:
         """Whether samples without an advantage change the gradient too: through a KL term, a bonus or a critic."""
-        return self.reference or self.values or self.entropy
+        return self.reference or self.teacher or self.values or self.entropy
 
     def unsupported(self) -> list[str]:
         """Return the names of needs that no backend computes yet."""
-        return [name for name in ("reference", "values") if getattr(self, name)]
+        return ["values"] if self.values else []
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -85,7 +93,7 @@ def load_function(algorithm: Algorithm, field: str) -> Any:
     Raises:
         ValueError: the function cannot be imported.
     """
-    return load(FUNCTIONS[field], getattr(algorithm, field), f"spec.algorithm.{field}")
+    return load(FUNCTIONS[field], getattr(algorithm, field), f"spec.algorithm.{to_camel(field)}")
 
 
 def failure(algorithm: Algorithm, field: str, error: Exception) -> UnrecoverableError:
@@ -99,8 +107,9 @@ def failure(algorithm: Algorithm, field: str, error: Exception) -> Unrecoverable
         error: the exception that is being handled.
     """
     name = getattr(algorithm, field)
-    log.exception("spec.algorithm.%s failed", field)
-    return UnrecoverableError(f"spec.algorithm.{field}: {name} failed: {type(error).__name__}: {error}")
+    path = f"spec.algorithm.{to_camel(field)}"
+    log.exception("%s failed", path)
+    return UnrecoverableError(f"{path}: {name} failed: {type(error).__name__}: {error}")
 
 
 def needs(algorithm: Algorithm) -> Needs:
@@ -109,7 +118,9 @@ def needs(algorithm: Algorithm) -> Needs:
     Raises:
         ValueError: one of them cannot be imported.
     """
-    union = Needs(old=needs_old(algorithm), entropy=bool(algorithm.entropy_coefficient))
+    roles = dict.fromkeys(frozen_models(algorithm), True)
+    union = Needs(old=needs_old(algorithm), entropy=bool(algorithm.entropy_coefficient), **roles)
     for field in FUNCTIONS:
-        union |= needs_of(load_function(algorithm, field))
+        if getattr(algorithm, field) is not None:
+            union |= needs_of(load_function(algorithm, field))
     return union

@@ -65,8 +65,10 @@ def stabilize(
     samples: Sequence[BatchSample],
     algorithm: Algorithm,
     world: World,
+    added: Mapping[int, Floats] | None = None,
 ) -> dict[int, Floats]:
-    """Return the advantages (L,) of this replica's rows: whitened, masked by difficulty, clipped, as the fields say.
+    """Return the advantages (L,) of this replica's rows: whitened, masked by difficulty, with the terms of a teacher
+    and clipped, as the fields say.
 
     All ranks take part.
 
@@ -76,14 +78,17 @@ def stabilize(
         samples: of the whole batch.
         algorithm: resolved.
         world: the ranks.
+        added: terms of a teacher (L,), by index in the batch.
     """
     stable = whiten(advantages, masks, world) if algorithm.whiten_advantages else dict(advantages)
     hidden_N, bound = masked_groups(samples, algorithm), algorithm.advantage_clip
     for i, advantages_L in stable.items():
         if hidden_N[i]:
             stable[i] = np.zeros_like(advantages_L)
-        elif bound is not None:
-            stable[i] = np.clip(advantages_L, -bound, bound)
+        if added is not None:
+            stable[i] = stable[i] + added[i]
+        if bound is not None:
+            stable[i] = np.clip(stable[i], -bound, bound)
     return stable
 
 

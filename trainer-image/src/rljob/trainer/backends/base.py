@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -126,6 +126,35 @@ class Backend(Protocol):
 
         Raises:
             ModelError: the checkpoint cannot be read.
+        """
+        ...
+
+
+class FrozenModel(Protocol):
+    """A model that is not trained, as reference or teacher, with the parallelism of the backend that made it. All ranks
+    call each method together."""
+
+    vocabulary: int
+    """Number of token ids."""
+
+    def run(self, microbatches: Sequence[Microbatch]) -> list[Output]:
+        """Return the outputs of forward passes, without gradient; see :meth:`Backend.run`."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics since the last call: ``seconds_frozen``."""
+        ...
+
+
+@runtime_checkable
+class LoadsFrozenModels(Protocol):
+    """A backend that also runs models that are not trained. A job that needs one is refused with any other backend."""
+
+    def load_frozen(self, source: Path) -> FrozenModel:
+        """Return the model of a Hugging Face directory, with the dtype and the parallelism of the backend.
+
+        Raises:
+            ModelError: the directory has no causal language model.
         """
         ...
 

@@ -53,11 +53,12 @@ class AdvantageInputs:
 
     ``scores.old_by_row()`` returns the log-probabilities under the weights before the batch, float32 (L,) in nats, of
     each row of ``rows``; 0 except at the model's tokens. It raises ValueError unless the estimator declares
-    ``@requires(old=True)`` of :mod:`rljob.trainer.algorithms.needs`.
+    ``@requires(old=True)`` of :mod:`rljob.trainer.algorithms.needs`. ``reference_by_row()`` and ``teacher_by_row()``
+    return those of other models.
     """
 
     step: int  # 0-based training step
-    samples: Sequence[BatchSample]  # each with its group, reward, tokens and oldest policy version
+    samples: Sequence[BatchSample]  # each with its group, reward (minus KL), tokens and oldest policy version
     rows: Mapping[int, Row]  # token ids, mask and the engine's log-probabilities
     rewards: Mapping[int, Floats]  # (L,) reward that arrives at each token
     scores: Scores  # results of forward passes that the estimator requires

@@ -36,6 +36,12 @@ def reward(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
     return rewards_G.copy()
 
 
+@per_group
+def zero(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return 0: rewards are not used."""
+    return np.zeros_like(rewards_G)
+
+
 def centered(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return R − mean; exactly 0 for equal rewards, whose mean may be rounded."""
     return np.zeros_like(rewards_G) if np.ptp(rewards_G) == 0 else rewards_G - rewards_G.mean()

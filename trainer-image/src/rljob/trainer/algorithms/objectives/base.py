@@ -36,6 +36,7 @@ class ObjectiveInputs:
     turns: int  # largest number of turns of a row
     algorithm: Algorithm  # resolved: clips and other settings
     entropy_BK: Tensor | None = None  # in nats; only with @requires(entropy=True) or an entropyCoefficient
+    reference: Tensor | None = None  # read ``reference_BK``
 
     @property
     def old_BK(self) -> Tensor:
@@ -47,6 +48,17 @@ class ObjectiveInputs:
         if self.old is None:
             raise ValueError("there are no old log-probabilities; declare @requires(old=True), or set ratio: proximal")
         return self.old
+
+    @property
+    def reference_BK(self) -> Tensor:
+        """Log-probabilities of the reference model.
+
+        Raises:
+            ValueError: they were not computed.
+        """
+        if self.reference is None:
+            raise ValueError("there are no log-probabilities of a reference; declare @requires(reference=True)")
+        return self.reference
 
     @property
     def denominator_BK(self) -> Tensor:

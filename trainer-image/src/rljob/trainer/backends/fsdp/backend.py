@@ -12,21 +12,21 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
-from transformers import PreTrainedModel
 
 from rljob.api.roles import Trainer
 from rljob.trainer.backends.base import Loss, OptimizerUpdate, Output, SavedState
+from rljob.trainer.backends.fsdp.frozen_model import FrozenFsdpModel
 from rljob.trainer.backends.fsdp.gather_weights import assign_tensors, own_tensors, whole_tensors
 from rljob.trainer.backends.fsdp.lora import Adapters
-from rljob.trainer.backends.fsdp.model_layers import decoder_layers, recompute_layers
+from rljob.trainer.backends.fsdp.model_layers import recompute_layers
 from rljob.trainer.backends.fsdp.output_layer import TargetLogprobs
 from rljob.trainer.backends.fsdp.read_weights import meta_model, read_weights
 from rljob.trainer.backends.fsdp.sharded_adamw import MOMENTS, ShardedAdamW, read_shard
+from rljob.trainer.backends.fsdp.sharding import free_whole_parameters, make_mesh, shard
 from rljob.trainer.batch import Microbatch
-from rljob.trainer.errors import ModelError
 from rljob.trainer.metrics import Stopwatch
 from rljob.trainer.process_group import World
 
@@ -51,7 +51,7 @@ class FsdpBackend:
 
     def __init__(self, source: Path, settings: Trainer, world: World) -> None:
         self.world = world
-        mesh = _mesh(world, settings.parallelism.replicate)
+        mesh = self._mesh = make_mesh(world, settings.parallelism.replicate)
         self._ranks_of_copy = mesh.size(mesh.ndim - 1)
         self._in_first_copy = world.rank < self._ranks_of_copy
         self.dtype: torch.dtype = getattr(torch, str(settings.dtype))
@@ -65,7 +65,7 @@ class FsdpBackend:
         # On one rank in float32 FSDP would only copy parameters and gradients.
         self._root: FSDPModule | None = None
         if mesh.size() > 1 or self.dtype != torch.float32:
-            self._root = _shard(self.model, mesh, self.dtype, not self._one_exchange)
+            self._root = shard(self.model, mesh, self.dtype, not self._one_exchange)
         read_weights(self.model, conversions, source, world, self._adapters.names if self._adapters else frozenset())
         self._logprobs = TargetLogprobs(self.model)
         self._own = dict(self.model.named_parameters())
@@ -81,7 +81,7 @@ class FsdpBackend:
         if loss is None:
             with torch.no_grad(), self._watch.time("seconds_forward"):
                 outputs = [self._logprobs(microbatch, entropy) for microbatch in microbatches]
-            self._reshard()
+            free_whole_parameters(self.model)
             return outputs
         outputs = []
         for i, microbatch in enumerate(microbatches):
@@ -104,12 +104,6 @@ class FsdpBackend:
             self._root.set_requires_gradient_sync(last)
             self._root.set_reshard_after_backward(last)
 
-    def _reshard(self) -> None:
-        """Free the whole parameters that forward passes without a backward pass have left."""
-        for module in self.model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
-
     def update(self, step: int) -> OptimizerUpdate:
         """Clip the gradient, apply AdamW, clear the gradient.
 
@@ -127,6 +121,10 @@ class FsdpBackend:
         """Return this rank's shards of the gradients, by name."""
         found = {name: parameter.grad for name, parameter in self._own.items() if parameter.grad is not None}
         return {name: g.to_local() if isinstance(g, DTensor) else g for name, g in found.items()}
+
+    def load_frozen(self, source: Path) -> FrozenFsdpModel:
+        """Return a model that is not trained, sharded like this one; see :class:`LoadsFrozenModels`."""
+        return FrozenFsdpModel(source, self.dtype, self._mesh, self.world)
 
     @property
     def updates(self) -> int:
@@ -179,42 +177,8 @@ class FsdpBackend:
                 self._optimizer.assign(name, read_shard(checkpoint, f"{ADAPTER}.{name}", parameter))
 
 
-def _mesh(world: World, copies: int) -> DeviceMesh:
-    """Return the mesh of the ranks: (ranks,), or (copies of the model, ranks of a copy).
-
-    Raises:
-        ModelError: copies would have different numbers of ranks.
-    """
-    if copies == 1:
-        return init_device_mesh(world.device.type, (world.dp_size,))
-    if world.dp_size % copies:
-        raise ModelError(
-            f"spec.trainer.parallelism.replicate: {copies} does not divide the {world.dp_size} processes; set a divisor"
-        )
-    shape = (copies, world.dp_size // copies)
-    return init_device_mesh(world.device.type, shape, mesh_dim_names=("copies", "ranks"))
-
-
 def _as_dtensor(parameter: Tensor, mesh: DeviceMesh) -> DTensor:
     """Return a parameter as a sharded tensor with its memory; one that is not sharded belongs to one rank."""
     if isinstance(parameter, DTensor):
         return parameter
     return DTensor.from_local(parameter.detach(), mesh, (Shard(0),), run_check=False)
-
-
-def _shard(model: PreTrainedModel, mesh: DeviceMesh, dtype: torch.dtype, reshard: bool) -> FSDPModule:
-    """Shard each layer, and the rest of the model, over the ranks.
-
-    Args:
-        model: on the meta device.
-        mesh: the ranks.
-        dtype: of forward and backward passes.
-        reshard: whether a layer frees its whole parameters after its forward pass. The rest of the model keeps them,
-            because the backward pass starts with it.
-    """
-    precision = MixedPrecisionPolicy()
-    if dtype != torch.float32:
-        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for layer in decoder_layers(model):
-        fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=reshard)
-    return fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)

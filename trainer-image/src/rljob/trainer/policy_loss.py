@@ -1,0 +1,134 @@
+"""Loss of the policy: the objective of each token, its KL term, weight and entropy bonus, summed over a minibatch.
+
+Shapes: B rows of a microbatch, K positions of a row that may hold the model's tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rljob.api.algorithm import Algorithm
+from rljob.api.algorithm_presets import corrects, penalizes_rewards
+from rljob.trainer.algorithms.aggregation import masked_sum
+from rljob.trainer.algorithms.corrections.base import Correction, CorrectionInputs, correction_weights
+from rljob.trainer.algorithms.kl_estimators import KlEstimator, check_estimate
+from rljob.trainer.algorithms.needs import failure, load_function
+from rljob.trainer.algorithms.objectives.base import ObjectiveFunction, ObjectiveInputs
+from rljob.trainer.backends.base import Output
+from rljob.trainer.batch import MicrobatchInputs
+from rljob.trainer.errors import UnrecoverableError
+from rljob.trainer.metrics import TokenStatistics
+
+
+class PolicyLoss:
+    """Loss of the policy over a minibatch, called once per microbatch; its tokens are counted in ``statistics``.
+
+    If an objective fails on one rank, the other ranks still wait in the collectives of the backward pass. From then on
+    the loss is 0, with a gradient of 0, and the rank takes part until the end of the minibatch. ``error`` holds the
+    failure.
+
+    Args:
+        minibatch: microbatches with advantages.
+        old: log-probabilities of each microbatch before the batch, or None.
+        frozen: log-probabilities of each microbatch under the models that are not trained, by role.
+        first: whether the weights are those before the batch, so that the forward pass gives the old log-probabilities.
+        algorithm: resolved.
+        statistics: of the step.
+    """
+
+    def __init__(
+        self,
+        minibatch: Sequence[MicrobatchInputs],
+        old: Sequence[Tensor] | None,
+        frozen: Mapping[str, Sequence[Tensor]],
+        first: bool,
+        algorithm: Algorithm,
+        statistics: TokenStatistics,
+    ) -> None:
+        self._minibatch, self._old, self._frozen, self._first = minibatch, old, frozen, first
+        self._algorithm, self._statistics = algorithm, statistics
+        self._objective: ObjectiveFunction = load_function(algorithm, "objective")
+        self._correction: Correction | None = load_function(algorithm, "correction") if corrects(algorithm) else None
+        in_loss = algorithm.kl_coefficient is not None and not penalizes_rewards(algorithm)
+        self._kl: KlEstimator | None = load_function(algorithm, "kl_estimator") if in_loss else None
+        self._field = "objective"  # of the function that runs
+        self.error: UnrecoverableError | None = None
+
+    def __call__(self, i: int, output: Output) -> Tensor:
+        """Return the share of microbatch ``i`` in the loss: a scalar that depends on the log-probabilities."""
+        if self.error is None:
+            try:
+                return self._share(i, output)
+            except Exception as error:  # noqa: BLE001 a user's function may raise anything: the run ends
+                self.error = failure(self._algorithm, self._field, error)
+        return output.logprobs_BK.where(torch.zeros_like(self._minibatch[i].tokens.mask_BK), 0.0).sum()
+
+    def _share(self, i: int, output: Output) -> Tensor:
+        inputs, tokens = self._minibatch[i], self._minibatch[i].tokens
+        # where() stops the gradient of the other positions, also if it is nan.
+        logprobs_BK = output.logprobs_BK.where(tokens.mask_BK, 0.0)
+        old_BK = logprobs_BK.detach() if self._first else None
+        if self._old is not None:
+            old_BK = self._old[i].where(tokens.mask_BK, 0.0)
+        frozen = {role: passes[i].where(tokens.mask_BK, 0.0) for role, passes in self._frozen.items()}
+        entropy_BK = None if output.entropy_BK is None else output.entropy_BK.where(tokens.mask_BK, 0.0)
+        self._field = "objective"
+        objective = self._objective(
+            ObjectiveInputs(
+                logprobs_BK=logprobs_BK,
+                old=old_BK,
+                behavior_BK=tokens.behavior_BK,
+                advantages_BK=inputs.advantages_BK,
+                mask_BK=tokens.mask_BK,
+                rewards_B=inputs.rewards_B,
+                turns_BK=inputs.turns_BK,
+                turns=inputs.turns,
+                algorithm=self._algorithm,
+                entropy_BK=entropy_BK,
+                reference=frozen.get("reference"),
+            )
+        )
+        objective.check(tokens.mask_BK)
+        values_BK, weights_BK = objective.values_BK, None
+        if self._kl is not None:
+            values_BK = values_BK - self._penalty(logprobs_BK, frozen["reference"])
+        if self._correction is not None:
+            assert old_BK is not None, "score() computes them for a correction"
+            weights_BK = self._weights(logprobs_BK.detach(), old_BK, inputs)
+            values_BK = values_BK * weights_BK
+        if self._algorithm.entropy_coefficient:
+            assert entropy_BK is not None, "the backend computes it"
+            values_BK = values_BK + self._algorithm.entropy_coefficient * entropy_BK
+        share = -masked_sum(values_BK, tokens.mask_BK, inputs.weights_B)
+        self._statistics.add(share.detach(), objective, old_BK, weights_BK, entropy_BK, inputs)
+        for role, frozen_BK in frozen.items():
+            self._statistics.add_kl(role, logprobs_BK.detach() - frozen_BK, tokens.mask_BK)
+        return share
+
+    def _penalty(self, logprobs_BK: Tensor, reference_BK: Tensor) -> Tensor:
+        """Return β·KL of each token (B, K), with the gradient of the log-probabilities."""
+        self._field = "kl_estimator"
+        assert self._kl is not None and self._algorithm.kl_coefficient is not None
+        kl_BK = self._kl(logprobs_BK, reference_BK)
+        check_estimate(kl_BK, logprobs_BK)
+        return self._algorithm.kl_coefficient * kl_BK
+
+    def _weights(self, current_BK: Tensor, old_BK: Tensor, inputs: MicrobatchInputs) -> Tensor:
+        self._field = "correction"
+        assert self._correction is not None
+        return correction_weights(
+            self._correction,
+            CorrectionInputs(
+                old_BK=old_BK,
+                behavior_BK=inputs.tokens.behavior_BK,
+                current_BK=current_BK,
+                advantages_BK=inputs.advantages_BK,
+                mask_BK=inputs.tokens.mask_BK,
+                turns_BK=inputs.turns_BK,
+                turns=inputs.turns,
+                algorithm=self._algorithm,
+            ),
+        )
