@@ -75,6 +75,8 @@ def baseline(kind: str, rewards: np.ndarray, members: list[int], i: int, lengths
     """Return what an advantage subtracts from the reward of sample i."""
     if kind in ("reward", "reinforce_pp", "turn_return"):
         return 0.0
+    if kind == "zero":
+        return float(rewards[i])
     if kind == "rloo":
         return float(np.mean([rewards[k] for k in members if k != i]))
     if kind == "opo":
@@ -113,7 +115,7 @@ def test_a_group_of_one_keeps_its_reward_when_normalized_and_is_zero_when_center
 @pytest.mark.parametrize("kind", ADVANTAGES)
 def test_the_manifest_knows_which_advantages_are_zero_for_a_group_of_one(kind):
     found = advantages(kind, [0.7, 0.2, 0.1], ["a", "b", "c"])
-    assert (found.tolist() == [0.0] * 3) == (kind in ZERO_FOR_ONE_SAMPLE)
+    assert (found.tolist() == [0.0] * 3) == (kind in (*ZERO_FOR_ONE_SAMPLE, "zero"))
 
 
 @pytest.mark.parametrize("kind", ADVANTAGES)
