@@ -56,6 +56,11 @@ unit: setup ## Run the tests that need no engine and no Kubernetes programs
 engine: setup ## Run the tests that start a real vLLM server
 	$(BIN)/python -m pytest -m engine $(PYTEST_ARGS)
 
+.PHONY: sglang
+sglang: setup ## Run the tests that start a real SGLang server on this CPU (1 GB, once)
+	RLJOB_SGLANG_PYTHON="$$($(BIN)/python -m tools.sglang)" && export RLJOB_SGLANG_PYTHON && \
+		$(BIN)/python -m pytest $(or $(PYTEST_ARGS),rollout-image/tests/test_sglang_engine.py)
+
 .PHONY: fuzz
 fuzz: setup ## Score 100,000 fuzzed answers with each reward that reads answers (20 minutes)
 	RLJOB_FUZZ=1 $(BIN)/python -m pytest reward-services/tests/test_fuzzed_answers.py

@@ -17,7 +17,6 @@ TRL computes on a CPU without vLLM here: its weight transfer to a vLLM server ne
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import os
@@ -41,6 +40,7 @@ from benchmarks.report import names_of, report, target
 from rljob.api.tasks import Task
 from rljob.protocol.run_status import decode_status
 from rljob.trainer.example_model import build, train_tokenizer
+from tools.cached_environment import cached_environment
 
 TIMEOUT_SECONDS = 7200.0
 ROOT = Path(__file__).parents[1]
@@ -214,22 +214,6 @@ def _run(ends: list[float], rewards: list[float], seconds: float) -> Run:
     return Run(counted / (ends[-1] - ends[WARM_UP - 1]), statistics.mean(rewards[WARM_UP:]), seconds)
 
 
-def make_environment() -> Path:
-    """Install TRL once and return its interpreter."""
-    content = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rljob")
-    place = cache / f"peers-{content}"
-    python = place / "bin/python"
-    if not (place / "complete").exists():
-        shutil.rmtree(place, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
-        uv = Path(sys.executable).with_name("uv")
-        install = [uv, "pip", "install", "--quiet", "--python", python, "--no-deps", "-r", REQUIREMENTS]
-        subprocess.run(install, check=True, stdout=sys.stderr)
-        (place / "complete").touch()
-    return python
-
-
 def main() -> None:
     """Compare all tasks and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -243,7 +227,7 @@ def main() -> None:
     if options.repeats < 1:
         parser.error("--repeats: must be at least 1")
     time_limit.limit("benchmarks.peers", options.timeout)
-    python = make_environment()
+    python = cached_environment("peers", REQUIREMENTS)
     figures: dict[str, Any] = {}
     targets: dict[str, Any] = {}
     for name in options.tasks:

@@ -1,6 +1,7 @@
-"""Tokens per second through rljob, compared with direct requests to the same vLLM server.
+"""Tokens per second through rljob, compared with direct requests to the same server of vLLM or SGLang.
 
-    python -m benchmarks.rollout --json [--cells 64x32,512x256] [--repeats 3] [--keep] [--timeout SECONDS]
+    python -m benchmarks.rollout --json [--engine sglang] [--cells 64x32,512x256] [--repeats 3] [--keep]
+        [--timeout SECONDS]
 
 For each cell (response length × concurrency) the components of a job run as with ``rljob run``, except for the trainer:
 this program takes its place, sends weights, receives each batch and does not train. At α = 0 nothing is generated while
@@ -35,7 +36,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks import time_limit
 from benchmarks.report import report, target
-from benchmarks.rollout_direct import DirectClient, find_server, make_requests
+from benchmarks.rollout_direct import ROUTES, DirectClient, find_server, make_requests
 from benchmarks.rollout_trainer import IdleTrainer
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
@@ -60,8 +61,9 @@ def samples_per_batch(length: int, concurrency: int) -> int:
     return max(2 * concurrency, TOKENS_PER_BATCH[length] // length) // GROUP * GROUP
 
 
-def manifest(length: int, concurrency: int, repeats: int) -> RLJob:
+def manifest(engine: str, length: int, concurrency: int, repeats: int) -> RLJob:
     """Return the job of one cell; ``repeats`` is the number of counted batches."""
+    pool = {"maxConcurrency": concurrency, "maxModelLength": 640, "kvCacheBytes": 512 << 20}
     spec = {
         "seed": SEED,
         "models": [{"name": "policy", "source": "job://model"}],
@@ -80,7 +82,7 @@ def manifest(length: int, concurrency: int, repeats: int) -> RLJob:
             }
         ],
         "rewards": [{"name": "sums", "builtin": "reasoning_gym"}],
-        "rollouts": [{"name": "main", "maxConcurrency": concurrency, "maxModelLength": 640, "kvCacheBytes": 512 << 20}],
+        "rollouts": [{"name": "main", "engine": engine, **pool}],
     }
     return resolve(RLJob.model_validate({"metadata": {"name": "rollout"}, "spec": spec}))
 
@@ -127,11 +129,11 @@ async def seconds_generating(url: str) -> float:
     return next(metric.value for metric in status.metrics if metric.name == "seconds_generating")
 
 
-async def measure(length: int, concurrency: int, repeats: int) -> dict[str, Any]:
+async def measure(engine: str, length: int, concurrency: int, repeats: int) -> dict[str, Any]:
     """Return the figures of one cell."""
     with tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder:
         storage = Path(folder)
-        job = manifest(length, concurrency, repeats)
+        job = manifest(engine, length, concurrency, repeats)
         model = make_model(storage / "model")
         (storage / "logs").mkdir()
         (storage / "job.json").write_text(job.model_dump_json(by_alias=True))
@@ -145,7 +147,7 @@ async def measure(length: int, concurrency: int, repeats: int) -> dict[str, Any]
             for command in to_start:
                 started[command.name] = await processes.start(command, storage)
             agent = started["rollout-main-0"].pid
-            pairs = _pairs(trainer, context.coordinator_url, agent, length, concurrency, repeats)
+            pairs = _pairs(engine, trainer, context.coordinator_url, agent, length, concurrency, repeats)
             return await fail_on_exit(pairs, started, storage)
         finally:
             await trainer.close()
@@ -181,8 +183,9 @@ async def fail_on_exit(
 
 
 async def _pairs(
-    trainer: IdleTrainer, url: str, agent: int, length: int, concurrency: int, repeats: int
+    engine: str, trainer: IdleTrainer, url: str, agent: int, length: int, concurrency: int, repeats: int
 ) -> dict[str, Any]:
+    route = ROUTES[engine]
     through, direct = [], []
     before = 0.0
     async with contextlib.aclosing(trainer.batches()) as batches:
@@ -190,8 +193,9 @@ async def _pairs(
             after = await seconds_generating(url)
             generated = sum(sum(sample.loss_mask) for sample in samples)
             assert generated == length * len(samples), "a response ended early"
-            client = DirectClient(*find_server(agent), concurrency)
-            seconds, received = await client.run(make_requests(samples, length, SEED, END, f"direct-{step}"))
+            requests = make_requests(route, samples, length, SEED, END, f"direct-{step}")
+            client = DirectClient(route, *find_server(agent, route.key_variable), concurrency)
+            seconds, received = await client.run(requests)
             assert received == generated
             if step > 0:
                 through.append(generated / (after - before))
@@ -219,9 +223,10 @@ def main() -> None:
     """Measure all cells and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON (there is no other format)")
+    parser.add_argument("--engine", choices=ROUTES, default="vllm", help="of the server; see docs/sglang.md")
     parser.add_argument("--cells", help="cells as LENGTHxCONCURRENCY, comma-separated")
     parser.add_argument("--repeats", type=int, default=3, help="counted pairs of each cell")
-    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/rollout.json")
+    parser.add_argument("--keep", action="store_true", help="write the result to benchmarks/results")
     time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
     time_limit.limit("benchmarks.rollout", options.timeout)
@@ -232,10 +237,11 @@ def main() -> None:
     figures: dict[str, Any] = {}
     ratios = []
     for length, concurrency in cells:
-        result = asyncio.run(measure(length, concurrency, options.repeats))
+        result = asyncio.run(measure(options.engine, length, concurrency, options.repeats))
         ratios.append(result["ratio"])
         figures |= {f"{name}_{length}_tokens_{concurrency}_concurrent": value for name, value in result.items()}
-    report("rollout", figures, {"throughput_ratio": target(min(ratios), ">=", 0.9)}, options.keep)
+    name = "rollout" if options.engine == "vllm" else f"rollout_{options.engine}"
+    report(name, figures, {"throughput_ratio": target(min(ratios), ">=", 0.9)}, options.keep)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The direct side of the rollout benchmark: the same requests to the same vLLM server, without rljob."""
+"""The direct side of the rollout benchmark: the same requests to the same server of vLLM or SGLang, without rljob."""
 
 from __future__ import annotations
 
@@ -7,26 +7,76 @@ import contextlib
 import json
 import time
 from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from rljob.protocol import messages as m
+from rljob.rollout.adapters.sglang.main import KEY_VARIABLE
 from rljob.scheduling.seeds import derive
 
 
-class DirectClient:
-    """Sends generation requests to a vLLM server without rljob.
+@dataclass(frozen=True)
+class DirectRoute:
+    """How to generate with an engine's server.
 
     Args:
+        path: of the route.
+        key_variable: the server's environment variable with its key.
+        request: name, prompt, tokens to generate, end token and seed → body of a request.
+        tokens: body of an answer → number of tokens.
+    """
+
+    path: str
+    key_variable: str
+    request: Callable[[str, list[int], int, int, int], dict[str, Any]]
+    tokens: Callable[[Any], int]
+
+
+def _to_vllm(name: str, prompt: list[int], length: int, end: int, seed: int) -> dict[str, Any]:
+    sampling = {
+        "temperature": 1.0,
+        "max_tokens": length,
+        "stop_token_ids": [end],
+        "ignore_eos": True,
+        "seed": seed,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+    return {"request_id": name, "token_ids": prompt, "sampling_params": sampling}
+
+
+def _to_sglang(name: str, prompt: list[int], length: int, end: int, seed: int) -> dict[str, Any]:
+    """SGLang ignores the seed of a request, so its answers differ; their lengths do not."""
+    sampling = {"temperature": 1.0, "max_new_tokens": length, "stop_token_ids": [end]}
+    return {"rid": name, "input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+
+
+ROUTES = {
+    "vllm": DirectRoute(
+        "/inference/v1/generate", "VLLM_API_KEY", _to_vllm, lambda reply: len(reply["choices"][0]["token_ids"])
+    ),
+    "sglang": DirectRoute("/generate", KEY_VARIABLE, _to_sglang, lambda reply: len(reply["output_ids"])),
+}
+"""Engine → its route."""
+
+
+class DirectClient:
+    """Sends generation requests to an engine's server without rljob.
+
+    Args:
+        route: of the engine.
         url: of the server.
-        key: its API key.
+        key: its key.
         concurrency: number of requests in flight.
     """
 
-    def __init__(self, url: str, key: str, concurrency: int) -> None:
-        self._url, self._key, self._concurrency = f"{url}/inference/v1/generate", key, concurrency
+    def __init__(self, route: DirectRoute, url: str, key: str, concurrency: int) -> None:
+        self._url, self._key = url + route.path, key
+        self._route, self._concurrency = route, concurrency
 
     async def run(self, requests: list[dict[str, Any]]) -> tuple[float, int]:
         """Send all requests; return (seconds, tokens received)."""
@@ -37,8 +87,7 @@ class DirectClient:
             nonlocal tokens
             for request in waiting:
                 async with session.post(self._url, json=request) as response:
-                    reply = json.loads(await response.read())
-                    tokens += len(reply["choices"][0]["token_ids"])
+                    tokens += self._route.tokens(json.loads(await response.read()))
 
         connector, no_limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=no_limit) as session:
@@ -47,10 +96,13 @@ class DirectClient:
             return time.perf_counter() - began, tokens
 
 
-def make_requests(samples: list[m.SampleTokens], length: int, seed: int, end: int, tag: str) -> list[dict[str, Any]]:
+def make_requests(
+    route: DirectRoute, samples: list[m.SampleTokens], length: int, seed: int, end: int, tag: str
+) -> list[dict[str, Any]]:
     """Return the requests that generated a batch, in the order of the sample ids.
 
     Args:
+        route: of the engine.
         samples: of the batch.
         length: tokens of each response.
         seed: of the job.
@@ -60,21 +112,13 @@ def make_requests(samples: list[m.SampleTokens], length: int, seed: int, end: in
     requests = []
     for sample in sorted(samples, key=lambda s: [int(part) for part in s.sample[1:].split(".")]):
         prompt = array("i", sample.token_ids).tolist()[: -sum(sample.loss_mask)]
-        sampling = {
-            "temperature": 1.0,
-            "max_tokens": length,
-            "stop_token_ids": [end],
-            "ignore_eos": True,
-            "seed": derive(seed, sample.sample, 0, 0),
-            "logprobs": 0,
-            "detokenize": False,
-        }
-        requests.append({"request_id": f"{tag}-{sample.sample}", "token_ids": prompt, "sampling_params": sampling})
+        own_seed = derive(seed, sample.sample, 0, 0)
+        requests.append(route.request(f"{tag}-{sample.sample}", prompt, length, end, own_seed))
     return requests
 
 
-def find_server(agent: int) -> tuple[str, str]:
-    """Return (URL, API key) of the engine server that the agent with this process id started.
+def find_server(agent: int, key_variable: str) -> tuple[str, str]:
+    """Return (URL, key) of the engine server that the agent with this process id started.
 
     Raises:
         RuntimeError: the agent has no such child process.
@@ -86,5 +130,5 @@ def find_server(agent: int) -> tuple[str, str]:
                 variables = dict(
                     v.split("=", 1) for v in (entry / "environ").read_bytes().decode().split("\0") if "=" in v
                 )
-                return f"http://127.0.0.1:{arguments[arguments.index('--port') + 1]}", variables["VLLM_API_KEY"]
+                return f"http://127.0.0.1:{arguments[arguments.index('--port') + 1]}", variables[key_variable]
     raise RuntimeError(f"process {agent} has no engine server among its children")

@@ -18,7 +18,7 @@ from aiohttp import WSMsgType, web
 from aiohttp.test_utils import TestServer
 
 from benchmarks.rollout import SEED, manifest
-from benchmarks.rollout_direct import DirectClient, make_requests
+from benchmarks.rollout_direct import ROUTES, DirectClient, make_requests
 from benchmarks.rollout_trainer import IdleTrainer
 from rljob.protocol import messages as m
 
@@ -134,11 +134,13 @@ class FakeServer:
 
 async def train(url: str, steps: int) -> list[int]:
     """Run the trainer with a direct phase after each batch; return the steps of the batches."""
-    trainer, done = IdleTrainer(url, "token", torch.nn.Linear(1, 1), manifest(64, 32, 1)), []
+    trainer, done = IdleTrainer(url, "token", torch.nn.Linear(1, 1), manifest("vllm", 64, 32, 1)), []
     try:
         async with contextlib.aclosing(trainer.batches()) as batches:
             async for step, samples in batches:
-                await DirectClient(url, "key", 1).run(make_requests(samples, 1, SEED, 0, "direct"))
+                await DirectClient(ROUTES["vllm"], url, "key", 1).run(
+                    make_requests(ROUTES["vllm"], samples, 1, SEED, 0, "direct")
+                )
                 done.append(step)
                 if len(done) == steps:
                     return done

@@ -41,6 +41,8 @@ OTHERS = {
     "coordinator/src/rljob/coordinator/serve.py": "calls LocalApiServer.listen",
     "coordinator/src/rljob/coordinator/websocket_protocol.py": "WebSockets of an HttpServer",
     "core/src/rljob/protocol/request_limits.py": "types of ASGI",
+    "rollout-image/src/rljob/rollout/adapters/sglang/main.py": "sets the limits of SGLang's own server",
+    "rollout-image/src/rljob/rollout/adapters/sglang/sglang_scheduler.py": "moves SGLang's store to loopback",
     "rollout-image/src/rljob/rollout/adapters/vllm/main.py": "sets the limits of vLLM's own server",
     "rollout-image/src/rljob/rollout/supervisor.py": "finds a free port for vLLM, which requires a key on loopback",
     "trainer-image/src/rljob/trainer/launch.py": "finds a free port for torch",

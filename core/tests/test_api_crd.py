@@ -91,8 +91,8 @@ def test_every_field_outside_pod_templates_has_a_description():
 
 
 def test_kubectl_explain_names_values_without_support():
-    pool = SCHEMA["properties"]["spec"]["properties"]["rollouts"]["items"]["properties"]
-    assert pool["engine"]["description"].endswith("`sglang` is not supported yet.")
+    sync = SCHEMA["properties"]["spec"]["properties"]["weightSync"]["properties"]
+    assert sync["transport"]["description"].endswith("`ipc` is not supported yet.")
 
 
 def _is_bounded(path, schema):

@@ -36,9 +36,29 @@ def test_other_arguments_pass(arg):
     assert list(refused("vllm", [arg])) == []
 
 
+@pytest.mark.parametrize(
+    ("arg", "remedy"),
+    [
+        ("--tp-size", "this engine has one worker; raise replicas"),
+        ("--context-len", "set maxModelLength"),
+        ("--dp=2", "this engine has one worker; raise replicas"),
+        ("--admin-api-key=k", "every server has a key of its own"),
+        ("--skip-tokenizer-init", "always on: token ids go in and out"),
+    ],
+)
+def test_arguments_of_sglang_that_rljob_sets_are_refused(arg, remedy):
+    assert list(refused("sglang", [arg])) == [f"args[0]: {arg!r} is governed by rljob ({remedy}); remove it"]
+
+
+@pytest.mark.parametrize("arg", ["--mem-fraction-static", "0.8", "--attention-backend", "--schedule-policy=fcfs"])
+def test_other_arguments_of_sglang_pass(arg):
+    assert list(refused("sglang", [arg])) == []
+
+
 def test_the_image_of_a_built_in_engine_is_a_component_of_the_cluster_settings():
     assert image_of("vllm") == "rollout"
-    assert {engine.image for engine in ENGINES.values()} <= {*COMPONENTS}
+    assert {engine.image for engine in ENGINES.values()} <= {*COMPONENTS, ""}
+    assert image_of("sglang") == "", "its pods run the image of the template"
 
 
 def test_a_users_engine_has_neither_image_nor_governed_arguments():

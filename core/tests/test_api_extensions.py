@@ -5,9 +5,7 @@ from typing import Annotated
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from rljob.api.base import Model
 from rljob.api.extensions import MAX_LENGTH, Extension, load
-from rljob.api.field_metadata import manifest_fields
 
 ENGINES = {"vllm": "a:b", "Torch": "c:d"}
 
@@ -27,16 +25,6 @@ def test_a_wrong_value_has_a_sentence_of_one_line_and_of_limited_length(value, s
     message = caught.value.errors()[0]["msg"]
     assert sentence in message
     assert len(message) < 180 and message.isprintable()
-
-
-def test_a_planned_name_that_the_registry_has_is_supported():
-    class Pool(Model):
-        engine: Annotated[str, Extension({"vllm": "a:b"}, planned=("vllm", "sglang"))]
-
-    (field,) = manifest_fields(Pool).values()
-    assert field.unsupported == ("sglang",)
-    extension = Extension({"vllm": "a:b"}, planned=("vllm", "sglang"), references=False)
-    assert extension.pattern == "^(vllm|sglang)$"
 
 
 def test_a_module_that_ends_with_sys_exit_is_a_sentence(tmp_path, monkeypatch):

@@ -18,7 +18,6 @@ EXAMPLES = {
     "trainer.parallelism.context": (2, "spec.trainer.parallelism.context: 2 is not supported yet; remove it or set 1"),
     "trainer.parallelism.expert": (2, "spec.trainer.parallelism.expert: 2 is not supported yet; remove it or set 1"),
     "rollouts[].model": ("judge", "spec.rollouts[0].model: judge is not supported yet; remove it or set policy"),
-    "rollouts[].engine": ("sglang", "spec.rollouts[0].engine: sglang is not supported yet; remove it or set vllm"),
     "rollouts[].hosts": (2, "spec.rollouts[0].hosts: 2 is not supported yet; remove it or set 1"),
     "rollouts[].placement": (
         "Colocated",

@@ -631,6 +631,19 @@ def test_an_engine_of_the_user_runs_in_the_image_of_its_template(manifest):
     assert main["command"] == ["python", "-m", "rljob.rollout.main"]
 
 
+def test_a_built_in_engine_without_a_published_image_needs_one_in_its_template(manifest):
+    pool = manifest["spec"]["rollouts"][0]
+    pool["engine"] = "sglang"
+    [found] = problems(validate(manifest))
+    assert found == (
+        "spec.rollouts[0].template: rljob publishes no image with sglang; build one (rollout-image/sglang/Dockerfile) "
+        "and set the image of its container main"
+    )
+    pool["template"] = {"spec": {"containers": [{"name": "main", "image": "acme/sglang:1"}]}}
+    assert problems(validate(manifest)) == []
+    assert main_of(roles(manifest)["rollout-main"])["image"] == "acme/sglang:1"
+
+
 @pytest.mark.parametrize("field", ["trainer", "rollouts"])
 def test_host_network_in_a_template_is_refused_for_roles_with_a_field_for_it(manifest, field):
     spec = manifest["spec"]

@@ -1,4 +1,4 @@
-"""An agent with a real vLLM server, its coordinator and its trainer, for tests that need vLLM."""
+"""An agent with a real engine server, its coordinator and its trainer, for tests that need vLLM or SGLang."""
 
 import asyncio
 import contextlib
@@ -138,7 +138,9 @@ class Run:
 
     def server(self):
         """The server's process, child of the agent."""
-        return next(p for p in psutil.Process(self.process.pid).children() if "adapters.vllm" in " ".join(p.cmdline()))
+        return next(
+            p for p in psutil.Process(self.process.pid).children() if "rollout.adapters" in " ".join(p.cmdline())
+        )
 
     def check(self, prompt, completion):
         """Compare a completion of one version with the trainer's model."""

@@ -1,11 +1,10 @@
 """Requests of the agent to vLLM, against a fake server that answers like vLLM 0.32."""
 
 import importlib.util
-import json
 
 import pytest
 import uvicorn
-from aiohttp import web
+from fake_server import serving
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rljob.api.roles import Rollout
@@ -17,32 +16,11 @@ from rljob.rollout.adapters.vllm.main import bound_headers
 from rljob.rollout.adapters.vllm.vllm_client import VllmClient
 
 
-class FakeVllm:
-    """Answers every request with ``answer`` and records the request."""
-
-    def __init__(self):
-        self.answer, self.status, self.calls = {"failed": ""}, 200, []
-
-    async def handle(self, request):
-        body = await request.text()
-        self.calls.append((request.path_qs, json.loads(body) if body else None, request.headers.get("Authorization")))
-        if isinstance(self.answer, bytes):
-            return web.Response(body=self.answer, status=self.status)
-        return web.json_response(self.answer, status=self.status)
-
-
 @pytest.fixture
 async def server():
-    fake = FakeVllm()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", fake.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    fake.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
-    yield fake
-    await runner.cleanup()
+    async with serving() as fake:
+        fake.answer = {"failed": ""}
+        yield fake
 
 
 @pytest.fixture

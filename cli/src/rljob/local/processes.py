@@ -17,7 +17,7 @@ from typing import Any
 from rljob.local import process_cleanup
 from rljob.local.log_pipe import HEADER, LogPipe
 from rljob.local.outage import full_disk_message
-from rljob.protocol.environment import LOG_LEVEL, search_path
+from rljob.protocol.environment import LOG_LEVEL, SGLANG_PYTHON, search_path
 from rljob.protocol.gpus import ORDER, PCI_ORDER
 from rljob.protocol.health_probe import HEARTBEAT
 from rljob.protocol.model_cache import MODEL_CACHE
@@ -152,7 +152,8 @@ async def start(command: ProcessCommand, directory: Path, note: str = "") -> Com
 def environment_of(command: ProcessCommand) -> dict[str, str]:
     """Return the environment of ``command``, without the variables of a single start (heartbeat, mark)."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLJOB_")}
-    inherited |= {name: os.environ[name] for name in (LOG_LEVEL, MODEL_CACHE) if name in os.environ}
+    users = (LOG_LEVEL, MODEL_CACHE, SGLANG_PYTHON)
+    inherited |= {name: os.environ[name] for name in users if name in os.environ}
     return {
         "OMP_NUM_THREADS": "1",  # the components share the cores; more threads make all of them slower
         ORDER: PCI_ORDER,  # GPUs have the numbers of nvidia-smi, from which rljob assigns them

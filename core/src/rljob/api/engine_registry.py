@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 SHORTEST_ABBREVIATION = len("--m")
 ONE_POD = "an engine runs in one pod"
+ONE_WORKER = "this engine has one worker; raise replicas"
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class Engine:
 
     Args:
         adapter: module:attribute of the engine's adapter, a :class:`rljob.rollout.adapters.base.Adapter`.
-        image: component whose image the engine's pods run, a key of :attr:`rljob.manifests.inputs.Cluster.images`.
+        image: component whose image the engine's pods run, a key of :attr:`rljob.manifests.inputs.Cluster.images`;
+            empty: the image of the pool's template.
         governed: argument of the engine's server → reason why `args` must not contain it, or the field to set instead.
             A trailing star matches any suffix.
         cpu_cache_bytes: size of the KV cache on a machine without a GPU if `kvCacheBytes` is not set.
@@ -82,6 +84,52 @@ ENGINES: Mapping[str, Engine] = {
             "-pcp": "an engine has tensor x pipeline x data workers",
             "-pp": "set parallelism.pipeline",
             "-tp": "set parallelism.tensor",
+        },
+        cpu_cache_bytes=256 << 20,
+    ),
+    "sglang": Engine(
+        "rljob.rollout.adapters.sglang.sglang_adapter:SglangAdapter",
+        image="",  # rollout-image/sglang/Dockerfile: rljob publishes no image of it
+        governed={
+            "--admin-api-key": "every server has a key of its own",
+            "--api-key": "every server has a key of its own",
+            "--config": "write the arguments themselves",
+            "--context-length": "set maxModelLength",
+            "--data-parallel-size": ONE_WORKER,
+            "--device": "set accelerator",
+            "--disable-overlap-schedule": "rljob decides by the device",
+            "--disaggregation-*": ONE_POD,
+            "--dist-*": ONE_POD,
+            "--dp*": ONE_WORKER,
+            "--dtype": "set dtype",
+            "--enable-dp-*": ONE_WORKER,
+            "--grpc-*": "the agent uses HTTP",
+            "--host": "the server listens on loopback",
+            "--is-embedding": "the agent generates",
+            "--json-model-override-args": "the trainer computes with the config.json of the model",
+            "--load-format": "the server starts with the weights of the model",
+            "--max-running-requests": "set maxConcurrency",
+            "--max-total-tokens": "set kvCacheBytes",
+            "--model": "set model",
+            "--model-path": "set model",
+            "--nccl-port": "rljob takes a free port",
+            "--nnodes": ONE_POD,
+            "--node-rank": ONE_POD,
+            "--pipeline-parallel-size": ONE_WORKER,
+            "--port": "rljob takes a free port",
+            "--pp*": ONE_WORKER,
+            "--preferred-sampling-params": "sampling is set by the tasks",
+            "--sampling-defaults": "sampling is set by the tasks",
+            "--served-model-name": "only the agent calls the server",
+            "--skip-server-warmup": "always on",
+            "--skip-tokenizer-init": "always on: token ids go in and out",
+            "--smg-*": "the agent uses HTTP",
+            "--ssl-*": "the server listens on loopback",
+            "--tensor-parallel-size": ONE_WORKER,
+            "--tokenizer-worker-num": "every engine has one server",
+            "--tp*": ONE_WORKER,
+            "--use-ray": ONE_POD,
+            "--weight-version": "rljob sends the weights",
         },
         cpu_cache_bytes=256 << 20,
     ),

@@ -12,7 +12,7 @@ import difflib
 import importlib
 import inspect
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
@@ -83,24 +83,17 @@ MAX_LENGTH = 253
 class Extension:
     """Annotation of a string field that names an implementation.
 
-    ``registry``: the built-in implementations. ``planned``: names that :mod:`rljob.api.unsupported` refuses by name
-    until the registry has them. ``references``: whether module:attribute is also valid.
+    ``registry``: the built-in implementations. ``references``: whether module:attribute is also valid.
     """
 
     registry: Collection[str]
-    planned: Sequence[str] = ()
     references: bool = True
-
-    @property
-    def unsupported(self) -> tuple[str, ...]:
-        """The planned names that the registry does not have yet."""
-        return tuple(name for name in self.planned if name not in self.registry)
 
     @property
     def pattern(self) -> str:
         """Regular expression of all valid values."""
         references = [REFERENCE] if self.references else []
-        return f"^({'|'.join((*self.registry, *self.unsupported, *references))})$"
+        return f"^({'|'.join((*self.registry, *references))})$"
 
     def check(self, value: str) -> str:
         """Return ``value``.
@@ -126,7 +119,7 @@ class Extension:
                 "names": " or ".join([*map(repr, self.registry), *own]),
                 "value": shortened(repr(value)),
                 "hint": f"; did you mean {names[close[0]]}?" if close else "",
-                "expected": " or ".join(map(repr, (*self.registry, *self.unsupported))),
+                "expected": " or ".join(map(repr, self.registry)),
             },
         )
 
@@ -137,7 +130,7 @@ class Extension:
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Give the CRD the names, or the pattern and the length."""
         if not self.references:
-            return {**handler(schema), "enum": [*self.registry, *self.unsupported]}
+            return {**handler(schema), "enum": [*self.registry]}
         return {**handler(schema), "pattern": self.pattern, "maxLength": MAX_LENGTH, "examples": [*self.registry]}
 
 

@@ -21,8 +21,6 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rljob.api.extensions import Extension
-
 Reader: TypeAlias = Literal["operator", "objects", "pods", "coordinator", "components"]
 """The reader of a field:
 
@@ -143,7 +141,6 @@ def _walk(model: type[BaseModel], prefix: str, inherited: FieldMeta) -> Iterator
     for name, info in model.model_fields.items():
         annotations = list(_annotations(info))
         meta = _inherit(inherited, [found for found in annotations if isinstance(found, FieldMeta)])
-        planned = [found.unsupported for found in annotations if isinstance(found, Extension) and found.unsupported]
         inner, listed = nested_model(info.annotation)
         path = f"{prefix}{info.alias or name}"
         below = list(_walk(inner, f"{path}{'[]' if listed else ''}.", meta)) if inner else []
@@ -158,7 +155,7 @@ def _walk(model: type[BaseModel], prefix: str, inherited: FieldMeta) -> Iterator
             mutable=changes.pop() if len(changes) == 1 else "partly",
             local=meta.local,
             local_part=meta.local_part,
-            unsupported=meta.unsupported or (planned[0] if planned else ()),
+            unsupported=meta.unsupported,
             group=inner is not None,
             embedded=inner is not None and not listed and info.default is not None and not info.is_required(),
         )

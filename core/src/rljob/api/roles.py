@@ -267,9 +267,9 @@ class Rollout(Model):
     """Name of the pool."""
     model: Annotated[Name, FieldMeta(unsupported=True)] = "policy"
     """Name of an entry of `models`."""
-    engine: Annotated[str, Extension(ENGINES, ("sglang",))] = "vllm"
+    engine: Annotated[str, Extension(ENGINES)] = "vllm"
     """The inference engine: `vllm`, `sglang`, or `module:class` of your own package, an engine adapter. In a cluster
-    its pods run the image of `template`."""
+    the pods of `sglang` and of your own adapter run the image of `template`."""
     hosts: Annotated[int, Field(ge=1, le=1024), FieldMeta(unsupported=True)] = 1
     """Pods of one engine."""
     parallelism: EngineParallelism = EngineParallelism()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob.api.algorithm_presets import FUNCTIONS
+from rljob.api.engine_registry import image_of
 from rljob.api.model_address import is_remote
 from rljob.api.models import RLJob
 from rljob.api.pod_models import MAIN, main_container
@@ -17,6 +18,7 @@ def problems(job: RLJob) -> list[str]:
     return [
         *_paths(job),
         *_user_code(job),
+        *_engine_images(job),
         *_containers(job),
         *_pools(job),
         *_host_network(job),
@@ -59,6 +61,16 @@ def _user_code(job: RLJob) -> Iterator[str]:
             yield (
                 f"spec.{role}.template: {field.removeprefix(f'{role}.')} needs an image that has the package of "
                 f"{value}; set the image of its container {MAIN}"
+            )
+
+
+def _engine_images(job: RLJob) -> Iterator[str]:
+    for i, pool in enumerate(job.spec.rollouts):
+        built_in = ":" not in pool.engine
+        if built_in and not image_of(pool.engine) and not main_container(pool.template).get("image"):
+            yield (
+                f"spec.rollouts[{i}].template: rljob publishes no image with {pool.engine}; build one "
+                f"(rollout-image/{pool.engine}/Dockerfile) and set the image of its container {MAIN}"
             )
 
 

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import msgspec
 
 from rljob.protocol.messages import PrepareWeights, SamplingParams, VersionSpan
-from rljob.rollout.adapters.base import INITIAL_VERSION, GenerationOutput
+from rljob.rollout.adapters.base import GenerationOutput
 from rljob.rollout.adapters.http_client import EngineHttp
 from rljob.rollout.adapters.update_steps import StepError, UpdateOutput
+from rljob.rollout.adapters.version_label import labelled_version, version_label
 from rljob.rollout.adapters.vllm.generation_stream import GENERATE, GenerationStream, StreamRequest
 from rljob.rollout.adapters.vllm.update_routes import JOIN, UPDATE, Pause, Receive, Steps, StepsDone
 
@@ -67,7 +68,7 @@ class VllmClient:
                 sampling.seed,
             )
         )
-        spans = [VersionSpan(_labelled_version(label), start, end) for label, start, end in output.versions]
+        spans = [VersionSpan(labelled_version(label), start, end) for label, start, end in output.versions]
         return GenerationOutput(output.token_ids, output.logprobs, spans, output.finish)
 
     async def abort(self, requests: Sequence[str]) -> None:
@@ -127,15 +128,4 @@ def _receive_step(update: PrepareWeights) -> Receive:
         "dtypes": [meta.dtype for meta in update.parameters],
         "shapes": [meta.shape for meta in update.parameters],
     }
-    return Receive(info, _version_label(update))
-
-
-def _version_label(update: PrepareWeights) -> str:
-    """Return the label under which vLLM serves the weights of ``update``."""
-    return f"{update.lineage}.{update.version}"
-
-
-def _labelled_version(label: str) -> int:
-    """Return the policy version of a :func:`_version_label`; INITIAL_VERSION for any other label."""
-    number = label.rpartition(".")[2]
-    return int(number) if number.isdigit() else INITIAL_VERSION
+    return Receive(info, version_label(update))
