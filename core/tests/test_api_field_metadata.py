@@ -1,13 +1,12 @@
 """Metadata of fields: inheritance, groups, and selections by reader."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field
 
 from rljob.api.base import Model
 from rljob.api.explain import explain_field
-from rljob.api.extensions import Extension
 from rljob.api.field_metadata import FieldMeta, field_at, manifest_fields, outermost, select
 from rljob.api.immutable import run_changes
 
@@ -26,7 +25,7 @@ class Entry(Model):
     """An entry of a list."""
 
     name: str
-    code: Annotated[str, Extension({"here": "a:b"}, ("later",))] = "here"
+    code: Annotated[Literal["here", "later"], FieldMeta(unsupported=("later",))] = "here"
 
 
 class Whole(Model):
@@ -65,7 +64,7 @@ def test_a_field_has_its_own_metadata_or_that_of_the_field_above(path, reader, m
     assert (field.reader, field.mutable, field.local) == (reader, mutable, local)
 
 
-def test_planned_names_of_an_extension_point_are_unsupported():
+def test_values_of_planned_features_are_unsupported():
     found = {field.path: field.unsupported for field in outermost(FIELDS, lambda field: field.unsupported)}
     assert found == {"fixed": True, "entries[].code": ("later",)}
 
