@@ -9,6 +9,7 @@ from rljob.api.load import validate
 from rljob.api.resolve import in_storage, resolve
 from rljob.local import commands
 from rljob.local.commands import LocalContext
+from rljob.local.processes import ProcessCommand, environment_of
 from rljob.protocol import initializer_stamp
 from rljob.protocol.environment import read_environment, reward_token, reward_urls
 
@@ -161,3 +162,13 @@ def test_a_model_that_a_run_works_with_is_never_recreated(tmp_path):
     assert initializer_stamp.done(tmp_path, "other")
     initializer_stamp.mark_unused(tmp_path)
     assert not initializer_stamp.done(tmp_path, "other")
+
+
+def test_components_inherit_only_the_variables_that_a_user_sets(monkeypatch):
+    monkeypatch.setenv("RLJOB_SGLANG_PYTHON", "/opt/sglang/bin/python")
+    monkeypatch.setenv("RLJOB_TOKEN", "of another run")
+    for name in ("RLJOB_LOG_LEVEL", "RLJOB_MODEL_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    found = environment_of(ProcessCommand("rollout-main-0", ["true"], {"RLJOB_NAME": "main"}))
+    inherited = {name: value for name, value in found.items() if name.startswith("RLJOB_")}
+    assert inherited == {"RLJOB_SGLANG_PYTHON": "/opt/sglang/bin/python", "RLJOB_NAME": "main"}
