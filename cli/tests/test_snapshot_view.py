@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from rljob.api.job_status import EndedSamples, EvaluationResult, Metric, Progress
+from rljob.api.job_status import EndedSamples, EvaluationResult, Metric, PassRate, Progress
 from rljob.local import screen
 from rljob.local.plot import draw_plot
 from rljob.local.process_usage import Usage
@@ -256,6 +256,24 @@ def test_nothing_is_said_of_ends_of_which_there_are_none_or_few():
         assert not any(line.startswith(("failed", "surplus", "filtered")) for line in plain_lines(snapshot(status)))
     status.ended = EndedSamples(trained=1000, failed=1)
     assert "failed     1 sample (<1 %)" in list(plain_lines(snapshot(status)))
+
+
+def test_pass_at_k_is_shown_by_task_and_over_all_tasks(tmp_path):
+    results = [
+        EvaluationResult(0, task, 0.5, 4, 0.75, failed, "", 8, [PassRate(1, 0.5), PassRate(8, rate)])
+        for task, failed, rate in (("sums", 0, 1.0), ("products", 3, 0.75))
+    ]
+    assert [line.split() for line in text_of(evaluation_table(5, results)).splitlines()] == [
+        ["step", "5", "accuracy", "pass@1", "pass@8", "mean", "reward", "problems"],
+        ["sums", "0.500", "0.500", "1.000", "0.750", "4"],
+        ["products", "0.500", "0.500", "0.750", "0.750", "4"],
+        ["all", "tasks", "0.500", "0.500", "0.875", "0.750", "8"],
+        ["products:", "3", "of", "32", "answers", "failed", "and", "count", "as", "0"],
+    ]
+    status = running()
+    status.evaluations = results
+    line = "held-out accuracy of products: 0.500 on 4 problems, pass@1 0.500, pass@8 0.750"
+    assert line in summary(snapshot(status, directory=tmp_path))
 
 
 def test_failed_problems_are_shown_beside_the_accuracy(tmp_path):

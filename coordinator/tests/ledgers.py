@@ -32,7 +32,7 @@ MANIFEST: dict[str, Any] = {
     "g": 2,
     "algorithm": {"groupFilter": "nonconstant"},
     "scheduling": {"redundancy": {"groups": 1, "members": 1}},
-    "evaluation": {"problems": 3, "everySteps": 3},
+    "evaluation": {"problems": 3, "everySteps": 3, "samplesPerProblem": 2, "passAt": [1, 2]},
 }
 
 

@@ -259,10 +259,10 @@ def test_a_ledger_of_another_version_or_a_run_that_has_not_started_exits_2(
     rljob: Command, finished_run: Path, tmp_path: Path
 ) -> None:
     run = copy(finished_run, tmp_path / "run")
-    alter(run, "PRAGMA user_version=8")
+    alter(run, "PRAGMA user_version=99")
     for command in (("samples", run), ("audit", run), ("show", run, "g0.0")):
         code, out, err = rljob(*command)
-        assert (code, out) == (2, "") and "another version of rljob (ledger 8, this one reads 7)" in err
+        assert (code, out) == (2, "") and "another version of rljob (ledger 99, this one reads 7)" in err
     (run / "ledger.sqlite").unlink()
     for command in (("samples", run), ("audit", run), ("show", run, "g0.0")):
         code, out, err = rljob(*command)

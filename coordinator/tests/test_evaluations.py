@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from world import job, m
 
 from rljob.coordinator.status_report import status_of
+from rljob.coordinator.tracking import TrackingWriter, finish
 
 POOLS = [{"name": "main", "maxConcurrency": 4}, {"name": "exam", "maxConcurrency": 4, "purpose": "evaluation"}]
 DEDICATED = {"problems": 5, "everySteps": 2, "engines": "dedicated"}
@@ -213,6 +216,40 @@ async def test_results_count_failed_problems(new_world: Any, tmp_path: Path) -> 
     world.kill_coordinator()
     await world.start()
     assert world.run.evaluations.results[0] == first
+
+
+ANSWERS = {"problems": 3, "samplesPerProblem": 4, "passAt": [1, 2, 4], "passReward": 0.5}
+REWARDS = {"e0.0": [1.0, 0.0, 0.5, math.nan], "e0.1": [0.0] * 4, "e0.2": [1.0] * 4}
+"""Group → rewards of its samples; nan: the sample fails."""
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_pass_at_k_is_computed_from_all_answers_whenever_the_coordinator_dies(
+    new_world: Any, tmp_path: Path, restarts: bool
+) -> None:
+    world = new_world(job(steps=0, evaluation=ANSWERS), tmp_path)
+    world.reward = lambda sample, result: REWARDS[sample.rpartition(".")[0]][int(sample.rpartition(".")[2])]
+    await world.start()
+    world.connect_all()
+    for _ in range(40 if restarts else 0):
+        await world.some(1)
+        world.kill_coordinator()
+        await world.start()
+        world.connect_all()
+    await world.settle()
+    (result,) = world.run.evaluations.results
+    assert (result.problems, result.samples_per_problem, result.failed) == (3, 4, 1)
+    assert (result.accuracy, result.mean_reward) == (6 / 12, 5.5 / 12)
+    rates = {rate.k: rate.value for rate in result.pass_at}
+    assert rates == pytest.approx({1: 0.5, 2: (5 / 6 + 0 + 1) / 3, 4: 2 / 3})
+    assert len({sample for sample, _, _ in world.agents[0].generated}) == 12
+    finish(TrackingWriter(tmp_path, tensorboard=False))
+    (line,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert line["evaluation/sums/pass@2"] == line["evaluation/pass@2"] == rates[2]
+    assert (line["evaluation/samples"], line["evaluation/failed"]) == (12, 1)
+    world.kill_coordinator()
+    await world.start()
+    assert world.run.evaluations.results[0] == result
 
 
 @pytest.mark.parametrize("engines", ["shared", "dedicated"])

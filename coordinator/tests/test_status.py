@@ -34,7 +34,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
 NAMES = {
     "rljob_policy_version", "rljob_lineage", "rljob_trainer_incarnation", "rljob_engines",
     "rljob_generated_tokens_total", "rljob_engine_crashes_total", "rljob_samples_discarded_total", "rljob_samples",
-    "rljob_groups", "rljob_accuracy", "rljob_step_reward_mean", "rljob_step_staleness_mean",
+    "rljob_groups", "rljob_accuracy", "rljob_pass_at", "rljob_step_reward_mean", "rljob_step_staleness_mean",
     "rljob_step_staleness_max", "rljob_step_tokens_per_second", "rljob_step_trainer_loss",
 }  # fmt: skip
 
@@ -64,7 +64,7 @@ async def test_parts_say_how_often_they_died_and_why(new_world: Any, tmp_path: P
 
 
 async def test_the_names_of_figures_for_prometheus_stay(new_world: Any, tmp_path: Path) -> None:
-    world = new_world(job(evaluation={"problems": 2}), tmp_path)
+    world = new_world(job(evaluation={"problems": 2, "passAt": [1]}), tmp_path)
     await world.start()
     world.connect_all()
     await world.settle()
@@ -82,7 +82,7 @@ async def test_the_names_of_figures_for_prometheus_stay(new_world: Any, tmp_path
 
 
 async def test_the_page_on_monitoring_has_every_metric_with_type_and_labels(new_world: Any, tmp_path: Path) -> None:
-    world = new_world(job(evaluation={"problems": 2}), tmp_path)
+    world = new_world(job(evaluation={"problems": 2, "passAt": [1]}), tmp_path)
     await world.start()
     world.connect_all()
     await world.settle()

@@ -107,6 +107,18 @@ def test_the_smallest_manifest_loads(manifest):
             {"spec__evaluation__tasks": ["sums", "sums"]},
             "spec.evaluation.tasks[1]: 'sums' is named twice; name it once",
         ),
+        (
+            {"spec__evaluation": {"temperature": 0, "samplesPerProblem": 4}},
+            "spec.evaluation.samplesPerProblem: 4 answers to a problem are equal at temperature 0; set 1, or a te",
+        ),
+        (
+            {"spec__evaluation": {"samplesPerProblem": 4, "passAt": [1, 8]}},
+            "spec.evaluation.passAt[1]: 8 is more than samplesPerProblem, 4; raise it or lower the other",
+        ),
+        (
+            {"spec__evaluation": {"samplesPerProblem": 4, "passAt": [4, 4]}},
+            "spec.evaluation.passAt[1]: 4 is given twice; give it once",
+        ),
         ({"spec__training__steps": 0}, "spec.training.steps: 0 only evaluates, and there is no evaluation; add"),
         ({"spec__models__0__source": "gs://bucket/x"}, "spec.models[0].source: gs:// cannot be read; write job://PATH"),
         ({"spec__rewards__0__builtin": ...}, "spec.rewards[0]: no scorer is given; give exactly one of builtin"),

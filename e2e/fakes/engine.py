@@ -134,7 +134,8 @@ class FakeEngine:
             self._link.send(m.Completions([self._unacknowledged[key]]))
         elif key not in self._running and key not in self._waiting:
             sampling = request.sampling
-            stream = begin(request.token_ids, sampling.seed, sampling.max_tokens, sampling.stop_token_ids)
+            seed = sampling.seed if sampling.temperature > 0 else 0
+            stream = begin(request.token_ids, seed, sampling.max_tokens, sampling.stop_token_ids)
             self._waiting[key] = Running(request.request_id, stream, m.context_digest(request.token_ids))
             self._busy.set()
 

@@ -237,7 +237,7 @@ def dispatched(job: RLJob, storage: Path) -> Any:
             failure, results = world.run.failure, world.run.evaluations.results
             uses = {(sample[0], agent.pool) for agent in world.agents for sample, _, _ in agent.generated}
             world.close()
-            return failure, [(result.version, result.task, result.problems) for result in results], uses
+            return failure, [(r.version, r.task, r.problems, r.accuracy, r.pass_at) for r in results], uses
 
     _Recording.sent = []
     with mock.patch.object(coordinator_world, "FakePeer", _Recording):

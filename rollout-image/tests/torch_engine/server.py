@@ -87,8 +87,11 @@ class Server:
                     finish = "abort"
                     break
                 # Only the last 64 tokens matter: older tokens have decayed below the resolution of float32.
-                distribution = self.logprobs(tokens[-64:], sampling.temperature)[-1]
-                token = int(torch.multinomial(distribution.exp(), 1, generator=generator))
+                distribution = self.logprobs(tokens[-64:], sampling.temperature or 1.0)[-1]
+                probabilities = distribution.exp()
+                greedy = sampling.temperature == 0
+                drawn = probabilities.argmax() if greedy else torch.multinomial(probabilities, 1, generator=generator)
+                token = int(drawn)
                 tokens.append(token)
                 logprobs.append(float(distribution[token]))
                 versions.append(self.version)

@@ -48,7 +48,8 @@ def failed_problems(result: EvaluationResult) -> str:
     if not result.failed:
         return ""
     reason = f": {_cut(result.failure)}" if result.failure else ""
-    return f"{result.failed:,} of {result.problems:,} problems failed and count as 0{reason}"
+    counted = "problems" if result.samples_per_problem == 1 else "answers"
+    return f"{result.failed:,} of {result.samples:,} {counted} failed and count as 0{reason}"
 
 
 def failed_summary(results: Sequence[EvaluationResult]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from rljob.api.job_status import EvaluationResult
 from rljob.api.text_escape import escape_data
+from rljob.ledger.evaluation_results import over_tasks
 from rljob.local.ended_view import ended_rows, ended_shares, ended_summary, failed_problems, failed_summary
 from rljob.local.fitting_table import fitting_table
 from rljob.local.plot import PLOT
@@ -194,12 +195,18 @@ def _by_task(status: RunStatus) -> list[list[EvaluationResult]]:
 def _accuracy(results: list[EvaluationResult]) -> str:
     before, after = results[0], results[-1]
     if before.version == after.version:
-        return f"held-out accuracy of {after.task}: {after.accuracy:.3f} on {after.problems:,} problems"
+        return f"held-out accuracy of {after.task}: {after.accuracy:.3f} on {_answered(after)}"
     when = f"at version {before.version}" if before.version else "before"
     return (
         f"held-out accuracy of {after.task}: {before.accuracy:.3f} {when}, {after.accuracy:.3f} after "
-        f"({after.accuracy - before.accuracy:+.3f}), on {after.problems:,} problems"
+        f"({after.accuracy - before.accuracy:+.3f}), on {_answered(after)}"
     )
+
+
+def _answered(result: EvaluationResult) -> str:
+    """Return the number of problems, and pass@k."""
+    rates = "".join(f", pass@{rate.k} {rate.value:.3f}" for rate in result.pass_at)
+    return f"{result.problems:,} problems{rates}"
 
 
 # --- top ----------------------------------------------------------------------------------------------------------
@@ -256,14 +263,25 @@ def _flow(status: RunStatus) -> Table:
 
 
 def evaluation_table(step: int, results: Sequence[EvaluationResult]) -> Group:
-    """Return the table of `rljob evaluate`: the results of the checkpoint of ``step``, by task, and a line for each
-    task with failed problems."""
+    """Return the table of `rljob evaluate`: the results of the checkpoint of ``step`` by task, and over several tasks,
+    and a line for each task with failed problems."""
     results = escape_data(results)
+    rates = [rate.k for rate in results[0].pass_at] if results else []
+    header = [f"step {step}", "accuracy", *(f"pass@{k}" for k in rates), "mean reward", "problems"]
+    shown = [(result.task, result) for result in results]
+    if len({result.task for result in results}) > 1:
+        shown.append(("all tasks", over_tasks(results)))
     rows = [
-        [result.task, f"{result.accuracy:.3f}", f"{result.mean_reward:.3f}", f"{result.problems:,}"]
-        for result in results
+        [
+            name,
+            f"{result.accuracy:.3f}",
+            *(f"{rate.value:.3f}" for rate in result.pass_at),
+            f"{result.mean_reward:.3f}",
+            f"{result.problems:,}",
+        ]
+        for name, result in shown
     ]
-    table = fitting_table([f"step {step}", "accuracy", "mean reward", "problems"], rows)
+    table = fitting_table(header, rows)
     return Group(table, *(f"{result.task}: {failed_problems(result)}" for result in results if result.failed))
 
 

@@ -1,4 +1,4 @@
-"""Evaluation on held-out problems: every problem is answered once under one pinned policy version.
+"""Evaluation on held-out problems: all answers of an evaluation come from one pinned policy version.
 
 Evaluations run before the first step, after the last, and every ``evaluation.everySteps`` steps between. With
 ``shared`` engines, trainer and engines stay at the pinned version during the evaluation, so a restarted engine can
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from rljob.api.job_status import EvaluationResult
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.trajectory import Trajectory
+from rljob.ledger.evaluation_results import evaluation_result
 from rljob.ledger.states import Kind, State
 from rljob.ledger.writer import LedgerWriter
 from rljob.scheduling.groups import Sample, make_group
@@ -34,7 +35,8 @@ class Evaluations:
         self.running: int | None = None  # version of the running evaluation
         self.dropped = -1  # the last version whose evaluation was dropped
         self._open: dict[str, Sample] = {}
-        self._rewards: dict[str, list[float]] = {}
+        self._rewards: dict[str, dict[str, list[float | None]]] = {}
+        """Task → group → rewards of its samples that ended; None: the sample failed."""
         self._failures: dict[str, list[str]] = {}  # task → reasons
 
     def wanted(self, version: int) -> bool:
@@ -56,23 +58,24 @@ class Evaluations:
         for task in self._spec.evaluation.tasks or []:
             problems = self._spec.evaluation.problems
             for row in range(min(problems, held_out.get(task, problems))):
-                group = make_group(f"e{version}.{number}", number, task, row, 1)
-                sample = group.samples[0]
-                trajectories.append(Trajectory(sample, task, row, version))
-                self._ledger.admit_group(group.id, Kind.EVALUATION, number, task, row, version, [sample.id], 0)
+                answers = self._spec.evaluation.samples_per_problem
+                group = make_group(f"e{version}.{number}", number, task, row, answers)
+                trajectories += [Trajectory(sample, task, row, version) for sample in group.samples]
+                samples = [sample.id for sample in group.samples]
+                self._ledger.admit_group(group.id, Kind.EVALUATION, number, task, row, version, samples, 0)
                 number += 1
         self.resume(version, trajectories, [])
 
-    def resume(self, version: int, open_: list[Trajectory], ended: list[tuple[str, float | None, str]]) -> None:
-        """Start with open problems and ended ones: (task, reward, reason); reward None: the problem failed."""
+    def resume(self, version: int, open_: list[Trajectory], ended: list[tuple[str, str, float | None, str]]) -> None:
+        """Start with open samples and ended ones: (task, group, reward, reason); reward None: the sample failed."""
         assert self._spec.evaluation is not None
         self.running = version
         self._open = {trajectory.sample.id: trajectory.sample for trajectory in open_}
-        self._rewards = {task: [] for task in self._spec.evaluation.tasks or []}
+        self._rewards = {task: {} for task in self._spec.evaluation.tasks or []}
         self._failures = {task: [] for task in self._rewards}
-        for task, reward, reason in ended:
-            self._count(task, reward, reason)
-        log.info("evaluating version %d: %d problems", version, len(open_))
+        for task, group, reward, reason in ended:
+            self._count(task, group, reward, reason)
+        log.info("evaluating version %d: %d answers", version, len(open_))
         self._add(open_)
         self._finish_if_complete()
 
@@ -91,39 +94,33 @@ class Evaluations:
         return dropped
 
     def take(self, sample: Sample, reward: float | None, reason: str = "") -> None:
-        """Record the reward of a problem; None: the problem failed for ``reason``, which counts as reward 0."""
+        """Record the reward of a sample; None: the sample failed for ``reason``, which counts as reward 0."""
         if self._open.pop(sample.id, None) is not None:
             sample.reward, sample.end = reward, "evaluated" if reward is not None else "failed"
-            self._count(sample.group.task, reward, reason)
+            self._count(sample.group.task, sample.group.id, reward, reason)
             self._finish_if_complete()
 
-    def _count(self, task: str, reward: float | None, reason: str) -> None:
+    def _count(self, task: str, group: str, reward: float | None, reason: str) -> None:
         if reward is None:
             self._failures[task].append(reason)
-        self._rewards[task].append(reward if reward is not None else 0.0)
+        self._rewards[task].setdefault(group, []).append(reward)
 
     def _finish_if_complete(self) -> None:
         if self._open or self.running is None:
             return
+        assert self._spec.evaluation is not None
         for task, rewards in self._rewards.items():
-            result = EvaluationResult(
-                version=self.running,
-                task=task,
-                accuracy=sum(reward >= 1 for reward in rewards) / len(rewards),
-                problems=len(rewards),
-                mean_reward=sum(rewards) / len(rewards),
-                failed=len(self._failures[task]),
-                failure=max(self._failures[task], default=""),  # as queries.evaluation_results
-            )
+            failure = max(self._failures[task], default="")  # as queries.evaluation_results
+            result = evaluation_result(self.running, task, list(rewards.values()), self._spec.evaluation, failure)
             self.results.append(result)
             self._ledger.record_evaluation(result)
             log.info(
-                "version %d: accuracy %.3f on %d problems of %s, %d failed",
-                self.running, result.accuracy, len(rewards), task, result.failed,
+                "version %d: accuracy %.3f on %d problems of %s, %d answers failed",
+                self.running, result.accuracy, result.problems, task, result.failed,
             )  # fmt: skip
         self.running = None
 
     @property
     def remaining(self) -> int:
-        """Open problems of the running evaluation."""
+        """Open samples of the running evaluation."""
         return len(self._open)

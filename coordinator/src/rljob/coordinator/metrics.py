@@ -83,6 +83,9 @@ class RunCollector:
         for name, value in run.progress.summary().items():
             yield GaugeMetricFamily(gauge_name(name), f"{name} of the last step", value=value)
         accuracy = GaugeMetricFamily("rljob_accuracy", "Held-out accuracy, newest evaluation", labels=["task"])
+        rates = GaugeMetricFamily("rljob_pass_at", "Held-out pass@k, newest evaluation", labels=["task", "k"])
         for task, result in {result.task: result for result in run.evaluations.results}.items():
             accuracy.add_metric([task], result.accuracy)
-        yield accuracy
+            for rate in result.pass_at:
+                rates.add_metric([task, str(rate.k)], rate.value)
+        yield from (accuracy, rates)

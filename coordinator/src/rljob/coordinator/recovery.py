@@ -81,8 +81,10 @@ def _recover_evaluations(run: Run) -> None:
     if evaluation is None:
         return
     open_ = [
-        _trajectory(run.ledger, _group(group).samples[0], group.samples[0], evaluation.version)
+        _trajectory(run.ledger, sample, row, evaluation.version)
         for group in evaluation.groups
+        for sample, row in zip(_group(group).samples, group.samples, strict=True)
+        if sample.open
     ]
     run.evaluations.resume(evaluation.version, open_, evaluation.ended)
 

@@ -69,14 +69,14 @@ async def serve(
             for entry in spec.environments
         }
         length = model_length(spec)
-        evaluation_temperature = spec.evaluation.temperature if spec.evaluation is not None else None
+        evaluated_at = spec.evaluation.temperature if spec.evaluation is not None else None
         runtimes = {
             task.name: TaskRuntime(
                 task,
                 prepared.loops[task.name],
                 scorer_of(task, rewards),
                 length,
-                evaluation_temperature or task.sampling.temperature,
+                task.sampling.temperature if evaluated_at is None else evaluated_at,
                 spec.failure_policy.stall_seconds,
                 _environment_runtime(prepared, task, environments),
             )

@@ -82,6 +82,18 @@ def _spec() -> Iterator[CelRule]:
         ".evaluation.tasks",
     )
     yield CelRule(
+        "spec.evaluation",
+        "self.samplesPerProblem == 1 || !has(self.temperature) || self.temperature > 0.0",
+        "answers to a problem are equal at temperature 0; set 1, or a temperature above 0",
+        ".samplesPerProblem",
+    )
+    yield CelRule(
+        "spec.evaluation",
+        "self.passAt.all(k, k <= self.samplesPerProblem)",
+        "one of these is more than samplesPerProblem; raise it or lower the other",
+        ".passAt",
+    )
+    yield CelRule(
         "spec",
         f"self.training.steps > 0 || {evaluated}",
         "0 only evaluates, and there is no evaluation; add evaluation, or train a step",

@@ -33,7 +33,8 @@ def definitions() -> dict[str, dict[str, Any]]:
 def rljob() -> dict[str, Any]:
     """Return the CustomResourceDefinition of RLJob."""
     spec = _schema_of(RLJobSpec, defaults=True)
-    _at(spec, "evaluation.tasks")["x-kubernetes-list-type"] = "set"
+    for field in ("evaluation.tasks", "evaluation.passAt"):
+        _at(spec, field)["x-kubernetes-list-type"] = "set"
     _add_descriptions(spec, "spec", fields())
     schema = _object(str(RLJob.__doc__), spec, _schema_of(RLJobStatus, defaults=False))
     schema["required"] = ["metadata", "spec"]

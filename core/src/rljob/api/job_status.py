@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from rljob.api.base import Model, Name, Text
+from rljob.api.tasks import MOST_PASS_AT
 
 Time = Annotated[str, Field(max_length=63, json_schema_extra={"format": "date-time"})]
 """A time stamp: 2026-01-31T12:00:00Z."""
@@ -183,6 +184,16 @@ class EngineStatus(StatusPart):
 
 
 @dataclass
+class PassRate(StatusPart):
+    """pass@k: the probability that at least one of k answers to a problem passes, as a mean over the problems."""
+
+    k: Annotated[int, Field(ge=1)]
+    """Number of answers."""
+    value: float
+    """The estimate."""
+
+
+@dataclass
 class EvaluationResult(StatusPart):
     """Result of one task on held-out problems with one policy version; the first is before training, the last after."""
 
@@ -191,15 +202,24 @@ class EvaluationResult(StatusPart):
     task: Text
     """Name of the task."""
     accuracy: float
-    """Fraction of problems with a reward of 1 or more."""
+    """Fraction of answers that pass: their reward is at least `evaluation.passReward`."""
     problems: Count
     """Number of problems."""
     mean_reward: float
-    """Mean reward over the problems."""
+    """Mean reward over the answers."""
     failed: Count = 0
-    """Problems that could not be scored, counted as reward 0."""
+    """Answers that could not be scored, counted as reward 0. They do not pass."""
     failure: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
     """Reason of one of them."""
+    samples_per_problem: Count = 1
+    """Answers to each problem."""
+    pass_at: Annotated[list[PassRate], Field(max_length=MOST_PASS_AT)] = field(default_factory=list)
+    """pass@k for each k of `evaluation.passAt`."""
+
+    @property
+    def samples(self) -> int:
+        """Number of answers."""
+        return self.problems * self.samples_per_problem
 
 
 @dataclass

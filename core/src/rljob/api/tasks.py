@@ -13,6 +13,8 @@ from rljob.api.extensions import LOOPS, Extension
 
 SOURCES = ("reasoningGym", "jsonl", "parquet", "datasets", "seeds")
 """Fields of `TaskData`. A task has exactly one of them."""
+MOST_PASS_AT = 16
+"""Maximum length of `evaluation.passAt`."""
 
 
 class ReasoningGym(Model):
@@ -199,9 +201,17 @@ class Evaluation(Model):
     tasks: Annotated[list[Name], Field(min_length=1, max_length=64)] | None = None
     """Tasks to evaluate. Default: all."""
     problems: Annotated[int, Field(ge=1, le=1_000_000)] = 256
-    """Held-out problems per task, each answered once; rows of a file are not repeated."""
+    """Held-out problems per task, each answered `samplesPerProblem` times; rows of a file are not repeated."""
+    samples_per_problem: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Answers to each problem. Accuracy and mean reward are means over all answers."""
+    pass_at: Annotated[list[Annotated[int, Field(ge=1, le=1024)]], Field(max_length=MOST_PASS_AT)] = []
+    """Values of k for pass@k: the probability that at least one of k answers to a problem passes, estimated without
+    bias from `samplesPerProblem` answers (arXiv 2107.03374). Each is at most `samplesPerProblem`."""
+    pass_reward: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
+    """An answer with at least this reward passes. The accuracy is the fraction of answers that pass."""
     engines: Literal["shared", "dedicated"] = "shared"
     """`shared`: on the engines of training, which pauses. `dedicated`: on the pools with `purpose: evaluation`, while
     training continues."""
-    temperature: Annotated[float, Field(gt=0, le=10)] | None = None
-    """Softmax temperature of evaluation. Default: the task's temperature."""
+    temperature: Annotated[float, Field(ge=0, le=10)] | None = None
+    """Softmax temperature of evaluation. 0: greedy, each token is the most likely one. Default: the task's
+    temperature."""

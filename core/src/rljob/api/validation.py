@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rljob.api.kubernetes import Destination, Peer
     from rljob.api.models import RLJobSpec
     from rljob.api.roles import Environment, Reward, Rollout, Trainer
-    from rljob.api.tasks import Task, TaskData
+    from rljob.api.tasks import Evaluation, Task, TaskData
 
 
 def problems(spec: RLJobSpec) -> Iterator[str]:
@@ -136,8 +136,27 @@ def _evaluation(spec: RLJobSpec) -> Iterator[str]:
             yield f"evaluation.tasks[{i}]: {name!r} is not defined; there are {', '.join(known)}; name one of tasks"
         elif name in chosen[:i]:
             yield f"evaluation.tasks[{i}]: {name!r} is named twice; name it once"
+    if spec.evaluation is not None:
+        yield from _answers(spec.evaluation)
     if spec.training.steps == 0 and spec.evaluation is None:
         yield "training.steps: 0 only evaluates, and there is no evaluation; add evaluation, or train a step"
+
+
+def _answers(evaluation: Evaluation) -> Iterator[str]:
+    """Check the number of answers to a problem."""
+    samples = evaluation.samples_per_problem
+    if samples > 1 and evaluation.temperature == 0:
+        yield (
+            f"evaluation.samplesPerProblem: {samples} answers to a problem are equal at temperature 0; set 1, or a "
+            "temperature above 0"
+        )
+    for i, k in enumerate(evaluation.pass_at):
+        if k > samples:
+            yield (
+                f"evaluation.passAt[{i}]: {k} is more than samplesPerProblem, {samples}; raise it or lower the other"
+            )
+        elif k in evaluation.pass_at[:i]:
+            yield f"evaluation.passAt[{i}]: {k} is given twice; give it once"
 
 
 def _data(path: str, data: TaskData) -> Iterator[str]:

@@ -24,6 +24,7 @@ from rljob.ledger.audit_payload import examine_payload
 from rljob.ledger.audit_report import Check, Findings
 from rljob.ledger.audit_results import RESULTS
 from rljob.ledger.audit_rules import ACCOUNTS, PREPARATIONS
+from rljob.ledger.evaluation_results import pass_rates_agree
 from rljob.ledger.reader import DamagedError, LedgerReader, columns
 from rljob.protocol.score_messages import add_up
 
@@ -38,6 +39,7 @@ JSON_COLUMNS = (
     ("applied", "step", "metrics"),
     ("batches", "step", "samples"),
     ("step_metrics", "step", "metrics"),
+    ("evaluations", "version", "pass_at"),
 )
 """(table, key column, column that holds JSON)."""
 
@@ -95,6 +97,7 @@ def prepare(ledger: LedgerReader, spec: RLJobSpec) -> dict[str, Any]:
     """Create the temporary tables that the rules read; return the parameters of the rules."""
     ledger.db.create_function("root", 1, lambda square: None if square is None else math.sqrt(square))
     ledger.db.create_function("add_up", 2, _add_up)
+    ledger.db.create_function("pass_rates_agree", 4, pass_rates_agree)
     for statement in PREPARATIONS:
         ledger.db.execute(statement)
     training, evaluation = spec.training, spec.evaluation
@@ -116,6 +119,9 @@ def prepare(ledger: LedgerReader, spec: RLJobSpec) -> dict[str, Any]:
         "advantage": " with ".join([str(spec.algorithm.advantage), *stabilizers(spec.algorithm)]),
         "tasks": json.dumps([task.name for task in spec.tasks]),
         "evaluated": json.dumps(sorted(evaluated)),
+        "answers": evaluation.samples_per_problem if evaluation is not None else 0,
+        "pass_reward": evaluation.pass_reward if evaluation is not None else 0.0,
+        "pass_at": json.dumps(evaluation.pass_at if evaluation is not None else []),
     }
 
 

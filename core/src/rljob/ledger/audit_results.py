@@ -181,13 +181,22 @@ RESULTS = (
         (
             AuditRule(
                 "SELECT 'version ' || e.version || ', task ' || e.task FROM evaluations e LEFT JOIN (SELECT g.version"
-                " AS version, g.task AS task, COUNT(*) AS problems, TOTAL(s.state = 'failed') AS failed,"
+                " AS version, g.task AS task, COUNT(DISTINCT g.id) AS problems, TOTAL(s.state = 'failed') AS failed,"
                 " TOTAL(s.state IN ('admitted', 'expired')) AS open, AVG(COALESCE(s.reward, 0)) AS mean,"
-                " AVG(COALESCE(s.reward, 0) >= 1) AS accuracy FROM groups g JOIN samples s ON s.group_id = g.id"
+                " AVG(COALESCE(s.reward >= :pass_reward, 0)) AS accuracy FROM groups g"
+                " JOIN samples s ON s.group_id = g.id"
                 " WHERE g.kind = 'evaluation' GROUP BY g.version, g.task) f ON f.version = e.version AND"
                 " f.task = e.task WHERE f.problems IS NOT e.problems OR f.failed != e.failed OR f.open > 0"
+                " OR e.samples != :answers"
                 " OR ABS(f.mean - e.mean_reward) > 1e-9 * (1 + ABS(f.mean)) OR ABS(f.accuracy - e.accuracy) > 1e-9",
                 "its problems, failures, mean reward or accuracy differ from its samples",
+            ),
+            AuditRule(
+                "SELECT 'version ' || version || ', task ' || task FROM evaluations e WHERE NOT pass_rates_agree("
+                "pass_at, (SELECT json_group_array(passed) FROM (SELECT CAST(TOTAL(s.reward >= :pass_reward) AS"
+                " INTEGER) AS passed FROM groups g JOIN samples s ON s.group_id = g.id WHERE g.kind = 'evaluation'"
+                " AND g.version = e.version AND g.task = e.task GROUP BY g.id)), :answers, :pass_at)",
+                "its pass@k differs from the one recomputed from its samples",
             ),
             AuditRule(
                 "SELECT DISTINCT 'version ' || g.version || ', task ' || g.task FROM groups g WHERE"

@@ -2,7 +2,8 @@
 
 Parameters: version (batches applied), finished (0 | 1), steps, groups (of a batch), members (of a trained group),
 admitted (members of a group when it starts), redundant (groups started beyond the bound), alpha, filter, advantage;
-tasks (names) and evaluated (versions to evaluate by the manifest) are JSON lists. The temporary table ``ends`` has one
+answers (to a problem of an evaluation), pass_reward; tasks (names), pass_at and evaluated (versions to evaluate by the
+manifest) are JSON lists. The temporary table ``ends`` has one
 row for each group with the number of its samples in each state; ``listed`` has one row for each sample of a batch.
 """
 
@@ -126,7 +127,7 @@ ACCOUNTS = (
         (
             AuditRule(
                 "SELECT 'group ' || id FROM ends WHERE first IS NOT 0 OR last + 1 != samples"
-                " OR samples != CASE kind WHEN 'train' THEN :admitted ELSE 1 END",
+                " OR samples != CASE kind WHEN 'train' THEN :admitted ELSE :answers END",
                 "it has too few or too many members, or they are not numbered from 0",
             ),
             AuditRule(

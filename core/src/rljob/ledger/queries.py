@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rljob.api.job_status import EvaluationResult
+from rljob.ledger.evaluation_results import result_of
 from rljob.ledger.payload_record import PayloadRecord, decode_record
 from rljob.ledger.segments import Location
 from rljob.ledger.states import OPEN, State, quoted
@@ -288,12 +289,12 @@ def samples_of_batch(store: Store, step: int) -> list[str]:
 
 @dataclass(frozen=True)
 class OpenEvaluation:
-    """The running evaluation: its groups with an open sample, and (task, reward, reason) of the problems that ended;
-    reward None: the problem failed for this reason."""
+    """The running evaluation: its groups with an open sample, and (task, group, reward, reason) of the samples that
+    ended; reward None: the sample failed for this reason."""
 
     version: int
     groups: list[GroupRecord]
-    ended: list[tuple[str, float | None, str]]
+    ended: list[tuple[str, str, float | None, str]]
 
 
 def evaluation_results(store: Store) -> list[EvaluationResult]:
@@ -306,15 +307,7 @@ def evaluation_results(store: Store) -> list[EvaluationResult]:
         )
     }
     return [
-        EvaluationResult(
-            row["version"],
-            row["task"],
-            row["accuracy"],
-            row["problems"],
-            row["mean_reward"],
-            row["failed"],
-            failures.get((row["version"], row["task"]), ""),
-        )
+        result_of(row, failures.get((row["version"], row["task"]), ""))
         for row in store.query("SELECT * FROM evaluations ORDER BY version")
     ]
 
@@ -334,7 +327,7 @@ def open_evaluation(store: Store) -> OpenEvaluation | None:
     if not groups:
         return None
     ended = store.query(
-        "SELECT g.task, s.reward, s.reason FROM groups g JOIN samples s ON s.group_id = g.id"
+        "SELECT g.task, g.id, s.reward, s.reason FROM groups g JOIN samples s ON s.group_id = g.id"
         " WHERE g.kind = 'evaluation' AND g.version = ? AND s.state != 'admitted'",
         groups[0].version,
     )

@@ -113,9 +113,11 @@ CREATE TABLE IF NOT EXISTS evaluations (
     version INTEGER NOT NULL,
     task TEXT NOT NULL,
     problems INTEGER NOT NULL,
-    failed INTEGER NOT NULL,
-    mean_reward REAL NOT NULL,
-    accuracy REAL NOT NULL,          -- fraction of problems with a reward of at least 1
+    samples INTEGER NOT NULL,        -- of each problem
+    failed INTEGER NOT NULL,         -- samples
+    mean_reward REAL NOT NULL,       -- over all samples
+    accuracy REAL NOT NULL,          -- fraction of samples with a reward of at least evaluation.passReward
+    pass_at TEXT NOT NULL,           -- JSON, k → pass@k
     time REAL NOT NULL,
     PRIMARY KEY (version, task)
 ) WITHOUT ROWID;

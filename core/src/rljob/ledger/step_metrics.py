@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from rljob.ledger.evaluation_results import metrics_of, over_tasks, result_of
 from rljob.ledger.queries import Query
 from rljob.protocol.run_status import HistoryPoint
 
@@ -76,11 +77,19 @@ def _steps(db: sqlite3.Connection, first: int, limit: int) -> Iterator[Line]:
 
 
 def evaluations(db: sqlite3.Connection, first: int, limit: int) -> Iterator[Line]:
-    """Yield at most ``limit`` evaluation results after the first ``first``, ordered by version and task."""
-    for row in db.execute("SELECT * FROM evaluations ORDER BY version, task LIMIT ? OFFSET ?", (limit, first)):
-        metrics = {name: row[name] for name in ("accuracy", "mean_reward", "problems", "failed")}
-        named = {f"evaluation/{row['task']}/{name}": value for name, value in metrics.items()}
-        yield {"kind": "evaluation", "version": row["version"], "task": row["task"], "time": row["time"], **named}
+    """Yield at most ``limit`` evaluation results after the first ``first``, ordered by version and task. The last one
+    of a version also has the metrics over all tasks."""
+    rows = db.execute(
+        "SELECT *, MAX(task) OVER (PARTITION BY version) AS last FROM evaluations ORDER BY version, task"
+        " LIMIT ? OFFSET ?",
+        (limit, first),
+    ).fetchall()
+    for row in rows:
+        metrics = metrics_of(result_of(row))
+        if row["task"] == row["last"]:
+            of_version = db.execute("SELECT * FROM evaluations WHERE version = ?", (row["version"],)).fetchall()
+            metrics |= metrics_of(over_tasks([result_of(each) for each in of_version]))
+        yield {"kind": "evaluation", "version": row["version"], "task": row["task"], "time": row["time"], **metrics}
 
 
 # --- samples of a batch ---

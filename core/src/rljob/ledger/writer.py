@@ -228,8 +228,9 @@ class LedgerWriter(Store):
     def record_evaluation(self, result: EvaluationResult) -> None:
         """Record the evaluation result of one task at one version; only the first record counts."""
         self.execute(
-            "INSERT OR IGNORE INTO evaluations VALUES (?,?,?,?,?,?,?)",
-            result.version, result.task, result.problems, result.failed, result.mean_reward, result.accuracy, now(),
+            "INSERT OR IGNORE INTO evaluations VALUES (?,?,?,?,?,?,?,?,?)",
+            result.version, result.task, result.problems, result.samples_per_problem, result.failed,
+            result.mean_reward, result.accuracy, json.dumps({rate.k: rate.value for rate in result.pass_at}), now(),
         )  # fmt: skip
 
 

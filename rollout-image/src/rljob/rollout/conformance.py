@@ -78,11 +78,16 @@ class EngineUnderTest:
         self.tensors = [(name, tensor.detach().clone()) for name, tensor in self.tensors]
 
     async def generate(
-        self, max_tokens: int, prompt: Sequence[int] = PROMPT, stop: Sequence[int] = (), name: str = ""
+        self,
+        max_tokens: int,
+        prompt: Sequence[int] = PROMPT,
+        stop: Sequence[int] = (),
+        name: str = "",
+        temperature: float = 1.0,
     ) -> GenerationOutput:
-        """Generate at temperature 1, with a new seed, and check the form of the output."""
+        """Generate with a new seed, and check the form of the output."""
         name = name or self.new_name()
-        sampling = SamplingParams(1.0, max_tokens, list(stop), self._requests)
+        sampling = SamplingParams(temperature, max_tokens, list(stop), self._requests)
         output = await self.client.generate(name, array("i", prompt).tobytes(), sampling)
         count = len(output.token_ids) // 4
         assert len(output.logprobs) // 4 == count <= max_tokens, "one log-probability per token"
@@ -224,6 +229,15 @@ async def a_stop_token_ends_the_completion(engine: EngineUnderTest) -> None:
     output = await engine.generate(200, stop=stops)
     tokens = unpack_ints(output.token_ids)
     assert (output.finish, [token in stops for token in tokens]) == ("stop", [False] * (len(tokens) - 1) + [True])
+
+
+async def temperature_0_is_greedy(engine: EngineUnderTest) -> None:
+    """Tokens do not depend on the seed. Their log-probabilities are those of temperature 1."""
+    first, second = [await engine.generate(16, temperature=0.0) for _ in range(2)]
+    assert first.token_ids == second.token_ids
+    scores = await engine.client.score([*PROMPT, *unpack_ints(first.token_ids)])
+    pairs = zip(array("f", first.logprobs), scores[len(PROMPT) - 1 :], strict=True)
+    assert max(abs(sampled - scored) for sampled, scored in pairs) <= engine.tolerance
 
 
 async def a_request_that_is_too_long_is_a_bad_request(engine: EngineUnderTest) -> None:
@@ -389,6 +403,7 @@ CHECKS: tuple[Check, ...] = (
     an_update_brings_a_version,
     log_probabilities_are_those_of_the_present_weights,
     a_stop_token_ends_the_completion,
+    temperature_0_is_greedy,
     a_request_that_is_too_long_is_a_bad_request,
     an_abort_returns_the_tokens_that_are_there,
     a_cancelled_call_leaves_the_client_usable,

@@ -82,7 +82,7 @@ class GenerationOutput:
     Args:
         token_ids: int32.
         logprobs: float32, one per token: the log-probability of the token in the distribution it was sampled from,
-            at the request's temperature.
+            at the request's temperature; at temperature 0 in the distribution of temperature 1.
         spans: policy versions of the tokens, ascending and without gaps, from 0 to the number of tokens; empty without
             tokens. A token belongs to the version whose logits it was sampled from.
         finish: ``stop`` (the last token is one of ``stop_token_ids``), ``length`` (``max_tokens`` are reached) or
@@ -131,7 +131,8 @@ class EngineClient(Protocol):
         """Generate one completion.
 
         Every generated token is returned, the stop token included. ``sampling.stop_token_ids`` are the only stop
-        tokens: the model's own end of sequence does not end the completion. Filters such as top-p are off. Equal
+        tokens: the model's own end of sequence does not end the completion. Filters such as top-p are off.
+        Temperature 0 is greedy: each token is the most likely one. Equal
         ``seed``, prompt, weights and load give equal tokens if the engine can seed a request; otherwise it ignores
         ``seed``.
         During a pause the call waits for :meth:`resume`.
