@@ -17,7 +17,7 @@ from aiohttp import ClientSession, WSMsgType, web
 from aiohttp.test_utils import TestServer
 
 from rljob.api.roles import Reward
-from rljob.api.tasks import Task
+from rljob.api.tasks import Sampling, Task
 from rljob.protocol import coordinator_link
 from rljob.protocol.coordinator_link import RefusedError
 from rljob.protocol.messages import (
@@ -143,6 +143,12 @@ class Stage:
         self.serving = serving
         self._runtimes = runtimes
 
+    def use_sampling(self, sampling: dict[str, Any]) -> None:
+        """Use ``sampling`` for trajectories that are leased from now on."""
+        runtime = self._runtimes["sums"]
+        task = runtime.task.model_copy(update={"sampling": Sampling.model_validate(sampling)})
+        self._runtimes["sums"] = replace(runtime, task=task)
+
     def use(self, loop: Loop, **changes: float) -> None:
         """Use ``loop`` for trajectories that are leased from now on."""
         self._runtimes["sums"] = replace(self._runtimes["sums"], loop=loop, **changes)
@@ -226,6 +232,21 @@ async def test_a_leased_trajectory_is_generated_and_scored(stage: Stage) -> None
             "metadata": {"split": "train", "row": 3, "attempt": 0, "maxTokens": MAX_TOKENS},
         }
     ]
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "hel"), (True, "hello")])
+async def test_a_stop_string_ends_the_text_for_the_reward_but_not_the_tokens(
+    stage: Stage, include: bool, text: str
+) -> None:
+    sampling = {"maxTokens": MAX_TOKENS, "minTokens": 2, "stop": ["l", "lo"], "includeStop": include}
+    stage.use_sampling(sampling)
+    await stage.coordinator.receive(RegisterRunner)
+    await stage.coordinator.send(lease())
+    need = await stage.coordinator.receive(GenerateRequest)
+    assert (need.stop, need.min_tokens) == (["l", "lo"], 2)
+    await stage.coordinator.send(GenerateResult("g0.0", turn("xxx=", "hello")))
+    assert (await stage.coordinator.receive(TrajectoryScored)).text == text
+    assert (stage.reward.items[0]["completion"], stage.reward.items[0]["response_tokens"]) == (text, 5)
 
 
 async def test_a_held_out_problem_is_generated_at_the_evaluation_temperature(stage: Stage) -> None:

@@ -139,6 +139,8 @@ class Runner(Component):
         self.turns_of = turns_of
         self.credits_of = lambda sample: [0.25 * (turn + 1) for turn in range(self.turns_of(sample) - 1)]
         self.lives = 0
+        self.stop: list[str] = []
+        self.min_tokens = 0
 
     def reborn(self) -> None:
         """Restart the process: it loses its state."""
@@ -167,7 +169,8 @@ class Runner(Component):
         for turn in turns:
             assert turn.prompt == context, f"{sample}: turn {turn.turn} was generated from another context"
             context += turn.token_ids + observation(turn.turn)
-        self.say(m.GenerateRequest(sample, len(turns), context, 16, 1.0, [0], lease.attempt, lease.lease))
+        request = (sample, len(turns), context, 16, 1.0, [0], lease.attempt, lease.lease)
+        self.say(m.GenerateRequest(*request, self.stop, self.min_tokens))
 
     def handle(self, message: Any) -> None:
         match message:

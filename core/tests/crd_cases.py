@@ -127,6 +127,7 @@ GOOD = [
         (_TWO_MODELS, "spec.algorithm={objective: 'mine:f', referenceModel: big}"),
         "",
     ),
+    Case("stop strings", ("spec.tasks[0].sampling={stop: [END], minTokens: 2, includeStop: true}",), ""),
     Case("greedy evaluation", ("spec.evaluation={temperature: 0, passAt: [1]}",), ""),
     Case("several answers", ("spec.evaluation={temperature: 0.5, samplesPerProblem: 4, passAt: [4, 1]}",), ""),
     Case("only evaluation", ("spec.training.steps=0", "spec.evaluation={tasks: [sums]}"), ""),
@@ -267,6 +268,16 @@ FIELDS = [
         "data that reasoning_gym cannot score",
         (_jsonl(),),
         "is the builtin reasoning_gym, which scores reasoningGym data only; use another reward",
+    ),
+    Case(
+        "a minimum length that is not less than the maximum",
+        ("spec.tasks[0].sampling={maxTokens: 8, minTokens: 8}",),
+        "is not less than maxTokens",
+    ),
+    Case(
+        "the text of stop strings without one",
+        ("spec.tasks[0].sampling={includeStop: true}",),
+        "there is no stop string; add stop, or remove it",
     ),
     Case("an evaluation task that is not defined", ("spec.evaluation.tasks=[none]",), "; name one of tasks"),
     Case(

@@ -100,6 +100,15 @@ def test_the_smallest_manifest_loads(manifest):
             {"spec__tasks__0__sampling__maxTokens": 4096},
             "spec.tasks[0].sampling.maxTokens: 4096 leaves no room for a prompt in rollouts[0].maxModelLength 4096",
         ),
+        (
+            {"spec__tasks__0__sampling": {"maxTokens": 48, "minTokens": 48}},
+            "spec.tasks[0].sampling.minTokens: 48 is not less than maxTokens, 48; lower it or raise the other",
+        ),
+        (
+            {"spec__tasks__0__sampling": {"includeStop": True}},
+            "spec.tasks[0].sampling.includeStop: there is no stop string; add stop, or remove it",
+        ),
+        ({"spec__tasks__0__sampling": {"stop": [""]}}, "spec.tasks[0].sampling.stop[0]: is empty; give it a value"),
         ({"spec__evaluation__tasks": ["x"]}, "spec.evaluation.tasks[0]: 'x' is not defined; there are sums; name one"),
         ({"spec__evaluation__tasks": []}, "spec.evaluation.tasks: must have at least 1 entry, not 0"),
         ({"spec__algorithm__minibatches": 257}, "spec.algorithm.minibatches: 257 is more than the 256 samples of a b"),

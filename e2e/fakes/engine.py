@@ -11,13 +11,16 @@ import asyncio
 import logging
 import os
 import uuid
+from array import array
 from dataclasses import dataclass, field
 
+from e2e.fakes.model import tokenizer
 from e2e.fakes.tokens import Stream, begin, weights_key
 from rljob.protocol import messages as m
 from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.environment import read_environment
 from rljob.protocol.heartbeat import beating
+from rljob.rollout.answer_end import AnswerEnd
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ class Running:
     request_id: m.RequestId
     stream: Stream
     context: str
+    end: AnswerEnd
     spans: list[m.VersionSpan] = field(default_factory=list)
 
 
@@ -136,7 +140,8 @@ class FakeEngine:
             sampling = request.sampling
             seed = sampling.seed if sampling.temperature > 0 else 0
             stream = begin(request.token_ids, seed, sampling.max_tokens, sampling.stop_token_ids)
-            self._waiting[key] = Running(request.request_id, stream, m.context_digest(request.token_ids))
+            end = AnswerEnd(sampling, array("i", request.token_ids), tokenizer)
+            self._waiting[key] = Running(request.request_id, stream, m.context_digest(request.token_ids), end)
             self._busy.set()
 
     def _abort(self, key: Key, discard: bool) -> None:
@@ -180,8 +185,11 @@ class FakeEngine:
                 await self._busy.wait()
 
     def _step(self, running: Running) -> str:
-        finish = running.stream.step(self._weights)
+        running.stream.step(self._weights)
         end = len(running.stream.token_ids)
+        finish = "length" if end >= running.stream.max_tokens else ""
+        if running.end.is_at(running.stream.token_ids[-1]):
+            finish = "stop"
         if running.spans and running.spans[-1].version == self.version:
             running.spans[-1].end = end
         else:

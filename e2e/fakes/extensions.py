@@ -61,4 +61,4 @@ async def two_turns(context: Context) -> Score:
     first = await context.generate(context.prompt.token_ids)
     context.reward(FIRST_TURN_REWARD)
     second = await context.generate(context.prompt.token_ids + first.token_ids + context.encode(OBSERVATION))
-    return await context.score(context.decode(second.token_ids), second.finish)
+    return await context.score(context.answer(second), second.finish)

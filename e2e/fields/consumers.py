@@ -51,6 +51,7 @@ from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.main import make_evaluator
 from rljob.rollout.adapters.load_adapter import load_adapter
 from rljob.runner import app
+from rljob.runner.cut_answer import answer_text
 from rljob.runner.leased_trajectory import LeasedTrajectory
 from rljob.runner.main import find_readers
 from rljob.runner.reward_http import RefusedSampleError, RewardHttp
@@ -339,6 +340,12 @@ def requested(job: RLJob, storage: Path) -> Any:
     with _ignore_open_files():
         _serve_with(job, storage, OneOfEachDriver)
     return found
+
+
+def answered(job: RLJob, storage: Path) -> Any:
+    """Return the text of an answer that ended with "b"."""
+    codec = prepare(environment(job, storage), find_readers(job)).codec
+    return answer_text(codec, job.spec.tasks[0].sampling, codec.encode("ab", special=False), "stop")
 
 
 def routed(job: RLJob, storage: Path) -> Any:

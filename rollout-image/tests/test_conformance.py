@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from letters import write_letters
 from safetensors.torch import save_file
 
 from rljob.api.roles import Rollout
@@ -43,10 +44,12 @@ async def running(package, tmp_path_factory):
     torch.manual_seed(0)
     tensors = {name: 0.5 * torch.randn(VOCABULARY, WIDTH) for name in ("embedding", "output")}
     save_file(tensors, model / "model.safetensors")
+    tokenizer = write_letters(model, VOCABULARY)
     adapter = adapter_of(model)
     process = await EngineProcess.start(adapter)
     await process.wait_healthy()
     engine = EngineUnderTest(process.client, adapter.in_flight, [*tensors.items()], VOCABULARY, LENGTH, 500)
+    engine.tokenizer = tokenizer
     await engine.update()
     yield process, engine
     engine.close()

@@ -10,6 +10,7 @@ import threading
 
 import psutil
 import pytest
+from letters import write_letters
 from served_engine import (
     IN_FLIGHT_TOKENS,
     LONGEST,
@@ -245,6 +246,7 @@ async def engine(run):
     port, key = int(words[words.index("--port") + 1]), run.server().environ()["VLLM_API_KEY"]
     client = adapter.connect(port, key)
     engine = EngineUnderTest(client, adapter.in_flight, run.trainer.tensors(), 320, LONGEST, IN_FLIGHT_TOKENS)
+    engine.tokenizer = write_letters(run.model_path, 320)
     await engine.update()
     yield engine
     engine.close()

@@ -5,18 +5,22 @@ import asyncio
 from array import array
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import uvicorn
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
 
 from rljob.protocol.messages import PrepareWeights, Probe, SamplingParams, VersionSpan
 from rljob.rollout.adapters.base import BadRequestError, EngineGoneError
 from rljob.rollout.adapters.vllm import generation_stream
-from rljob.rollout.adapters.vllm.generation_stream import StreamOutput
+from rljob.rollout.adapters.vllm.generation_stream import StreamOutput, StreamRequest
 from rljob.rollout.adapters.vllm.update_routes import UpdateRoutes
 from rljob.rollout.adapters.vllm.vllm_client import VllmClient
 from rljob.rollout.auth_middleware import RequireKey
 
-SAMPLING = SamplingParams(0.7, 9, [2], 11)
+SAMPLING = SamplingParams(0.7, 9, [2], 11, ["\n"], 3, 1)
 ONE_TOKEN = array("i", [1]).tobytes()
 
 
@@ -96,7 +100,7 @@ async def test_each_of_many_requests_gets_its_own_answer_and_answers_share_frame
     assert len(server.frames) < 30
     request = server.requests[0]
     assert (request.token_ids, request.cache_salt) == (ONE_TOKEN, "default")
-    assert (request.temperature, request.max_tokens, request.stop_token_ids, request.seed) == (0.7, 9, [2], 11)
+    assert request.sampling == SAMPLING
 
 
 async def test_tokens_logprobs_versions_and_finish_are_those_of_the_answer(server, client, monkeypatch):
@@ -247,3 +251,74 @@ async def test_an_update_that_the_agent_gives_up_does_not_resume(server, client,
     workers.go.set()
     await client.pause("keep")  # after the steps of the update
     assert workers.steps == ["pause", "2.9", "pause"]
+
+
+class StreamingVllm:
+    """vLLM's engine: it generates ``chunks`` of tokens, and only one more after an abort."""
+
+    def __init__(self, model, chunks):
+        self.model_config = SimpleNamespace(model=str(model))
+        self.chunks = chunks
+        self.aborted = []
+
+    async def abort(self, name):
+        self.aborted.append(name)
+
+    async def outputs(self, engine, request, prompt, streamed):
+        assert streamed
+        count = 0
+        for i, chunk in enumerate(self.chunks):
+            last = i + 1 == len(self.chunks) or bool(self.aborted)
+            count += len(chunk)
+            spans = [("0.1", 0, 2), ("0.2", 2, count)] if last else []
+            yield SimpleNamespace(
+                token_ids=chunk,
+                logprobs=SimpleNamespace(logprobs=[-float(token) for token in chunk]),
+                finish_reason=("abort" if self.aborted else "length") if last else None,
+                weight_versions=[SimpleNamespace(version=v, start=start, end=end) for v, start, end in spans],
+            )
+            if last:
+                return
+
+
+@pytest.fixture
+def letters(tmp_path):
+    """A model directory whose tokens 97 to 122 are the letters a to z."""
+    tokenizer = Tokenizer(WordLevel({chr(i): i for i in range(97, 123)}, unk_token="z"))
+    tokenizer.decoder = Fuse()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("answered", "sampling", "kept", "finish", "aborts"),
+    [
+        ("", {"stop": ["cd"]}, "abcd", "stop", 1),
+        ("", {"stop": ["ef"]}, "abcdef", "stop", 0),
+        ("", {"stop": ["xy"]}, "abcdef", "length", 0),
+        ("xa", {"stop": ["aab"]}, "ab", "stop", 1),
+        ("", {"min_tokens": 2, "stop_token_ids": [ord("b"), ord("e")]}, "abcde", "stop", 0),
+        ("xyz", {"min_tokens": 2, "stop_token_ids": [ord("a")]}, "a", "stop", 1),
+    ],
+)
+async def test_an_answer_of_vllm_ends_at_the_token_that_ends_it(
+    letters, monkeypatch, answered, sampling, kept, finish, aborts
+):
+    engine = StreamingVllm(letters, [[97, 98], [99], [100], [101, 102]])
+    monkeypatch.setattr(generation_stream, "_outputs", engine.outputs)
+    params = msgspec.structs.replace(SamplingParams(1.0, 6, [], 1, answered=len(answered)), **sampling)
+    prompt = array("i", [1, 2, *map(ord, answered)]).tobytes()
+    found = await generation_stream._generate(engine, StreamRequest("r", prompt, "", params))
+    tokens = array("i", found.token_ids).tolist()
+    assert ("".join(map(chr, tokens)), found.finish, len(engine.aborted)) == (kept, finish, aborts)
+    assert array("f", found.logprobs).tolist() == [-float(token) for token in tokens]
+    assert found.versions == [("0.1", 0, min(2, len(tokens))), ("0.2", 2, len(tokens))][: 1 + (len(tokens) > 2)]
+
+
+async def test_an_abort_before_the_end_returns_the_tokens_so_far(letters, monkeypatch):
+    engine = StreamingVllm(letters, [[97, 98], [99], [100]])
+    monkeypatch.setattr(generation_stream, "_outputs", engine.outputs)
+    engine.aborted.append("r")
+    params = SamplingParams(1.0, 6, [], 1, ["zz"])
+    found = await generation_stream._generate(engine, StreamRequest("r", ONE_TOKEN, "", params))
+    assert (array("i", found.token_ids).tolist(), found.finish) == ([97, 98], "abort")

@@ -1,7 +1,8 @@
 """Server and receiver of the torch engine: python -m torch_engine.server MODEL PORT LENGTH.
 
 Its model has two matrices, ``embedding`` and ``output`` [vocabulary, width]: the logits of a position are ``output``
-times tanh of a decaying sum of the embeddings up to the position. MODEL is a directory with a model.safetensors.
+times tanh of a decaying sum of the embeddings up to the position. MODEL is a directory with a model.safetensors and a
+tokenizer.json.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import msgspec
 import torch
 from aiohttp import web
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from rljob.protocol.messages import PrepareWeights, SamplingParams
+from rljob.rollout.answer_end import AnswerEnd
 from rljob.transfer.receiver import WeightReceiver
 from rljob.transfer.rendezvous import Rendezvous
 
@@ -47,6 +50,7 @@ class Server:
 
     def __init__(self, model: Path, length: int) -> None:
         self.weights = load_file(model / "model.safetensors")
+        self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self.version = -1
         self.length = length
         self.receiver = WeightReceiver("cpu")
@@ -75,6 +79,7 @@ class Server:
         while self.paused or self.draining:
             await asyncio.sleep(TOKEN_SECONDS)
         generator = torch.Generator().manual_seed(sampling.seed)
+        end = AnswerEnd(sampling, body.token_ids, lambda: self.tokenizer)
         logprobs: list[float] = []
         versions: list[int] = []
         finish = "length"
@@ -88,14 +93,15 @@ class Server:
                     break
                 # Only the last 64 tokens matter: older tokens have decayed below the resolution of float32.
                 distribution = self.logprobs(tokens[-64:], sampling.temperature or 1.0)[-1]
-                probabilities = distribution.exp()
                 greedy = sampling.temperature == 0
-                drawn = probabilities.argmax() if greedy else torch.multinomial(probabilities, 1, generator=generator)
+                drawn = (
+                    distribution.argmax() if greedy else torch.multinomial(distribution.exp(), 1, generator=generator)
+                )
                 token = int(drawn)
                 tokens.append(token)
                 logprobs.append(float(distribution[token]))
                 versions.append(self.version)
-                finish = "stop" if token in sampling.stop_token_ids else finish
+                finish = "stop" if end.is_at(token) else finish
                 await asyncio.sleep(TOKEN_SECONDS)
         finally:
             self.running.discard(body.request)

@@ -274,6 +274,9 @@ class Trajectories:
             max_tokens=turn.remaining_tokens,
             stop_token_ids=turn.request.stop_token_ids,
             seed=derive(self._seed, sample_id, number, attempt),
+            stop=turn.request.stop,
+            min_tokens=turn.request.min_tokens,
+            answered=len(turn.token_ids) // INT32,
         )
         return m.Generate(m.RequestId(*request.key), turn.request.prompt + turn.token_ids, sampling)
 

@@ -6,7 +6,7 @@ A loop is an async function with one argument, the :class:`Context` of a traject
         first = await context.generate(context.prompt.token_ids)
         observation = context.encode("\\nWrong. Try again.\\n")
         second = await context.generate(context.prompt.token_ids + first.token_ids + observation)
-        return await context.score(context.decode(second.token_ids), second.finish)
+        return await context.score(context.answer(second), second.finish)
 
 A context is a concatenation of token ids. Tokens of the model are never decoded and encoded again: the context of each
 turn starts with the context and the answer of the previous turn. The tokens added after them are the observation.
@@ -105,6 +105,10 @@ class Context(Protocol):
 
     def decode(self, token_ids: bytes) -> str:
         """Return the text of token ids, without special tokens."""
+
+    def answer(self, turn: TurnTokens) -> str:
+        """Return the text of an answer without special tokens, and without the stop string of the task's sampling that
+        ended it (with it if sampling.includeStop is set). Its token ids include the stop string."""
 
     def reward(self, value: float) -> None:
         """Add ``value`` to the sample's reward and credit it to the last generated turn.

@@ -25,6 +25,7 @@ from rljob.protocol.messages import (
 )
 from rljob.protocol.score_messages import Score, ScoreItem, ScoreTurn, credit_turns
 from rljob.runner.context import TrajectoryError
+from rljob.runner.cut_answer import answer_text
 from rljob.runner.leased_episode import EnvironmentRuntime, LeasedEpisode
 from rljob.runner.loops import Loop
 from rljob.runner.prompts import Prompt, PromptSource
@@ -182,6 +183,10 @@ class LeasedTrajectory:
         """Return the text of token ids."""
         return self._codec.decode(token_ids)
 
+    def answer(self, turn: TurnTokens) -> str:
+        """Return the text of an answer."""
+        return answer_text(self._codec, self._runtime.task.sampling, turn.token_ids, turn.finish)
+
     def reward(self, value: float) -> None:
         """Credit a reward to the last turn."""
         if not self._turns:
@@ -230,7 +235,7 @@ class LeasedTrajectory:
             observation = turn.prompt[len(before) :] if number else b""
             if observation:
                 texts.append(ScoreTurn("observation", self.decode(observation)))
-            texts.append(ScoreTurn("model", self.decode(turn.token_ids)))
+            texts.append(ScoreTurn("model", self.answer(turn)))
             before = turn.prompt + turn.token_ids
         return texts
 
@@ -260,6 +265,8 @@ class LeasedTrajectory:
             stop_token_ids=self._codec.stop_token_ids,
             attempt=self._lease.attempt,
             lease=self._lease.lease,
+            stop=sampling.stop,
+            min_tokens=sampling.min_tokens,
         )
         self._answer = asyncio.get_running_loop().create_future()
         self._generating = True  # stays True if the loop cancels this call: the coordinator waits for this turn
@@ -361,7 +368,7 @@ class LeasedTrajectory:
             sample=lease.sample,
             reward=reward,
             metrics=metrics,
-            text=self.decode(self._turns[-1].token_ids)[:TEXT_CHARACTERS],
+            text=self.answer(self._turns[-1])[:TEXT_CHARACTERS],
             turns=len(credited),
             attempt=lease.attempt,
             turn_rewards=[] if single else credited,

@@ -20,6 +20,7 @@ from rljob.ledger.sample_detail import show
 from rljob.protocol.environment import ComponentEnvironment, read_environment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.score_messages import RecordedSample, ScoreItem, ScoreTurn
+from rljob.runner.cut_answer import answer_text
 from rljob.runner.main import find_readers
 from rljob.runner.setup import Prepared, prepare
 
@@ -48,7 +49,8 @@ def _item(prepared: Prepared, ledger: LedgerReader, row: SampleRow) -> ScoreItem
         if number and turn.given_ids:
             turns.append(ScoreTurn("observation", prepared.codec.decode(array("i", turn.given_ids).tobytes())))
         written = array("i", [token.id for token in turn.written]).tobytes()
-        turns.append(ScoreTurn("model", prepared.codec.decode(written)))
+        finish = turn.completions[-1].finish
+        turns.append(ScoreTurn("model", answer_text(prepared.codec, task.sampling, written, finish)))
     last = len(detail.turns[-1].written) if detail.turns else 0
     prompt = prepared.maker.make(row.task, problem).text
     if task.environment is not None and detail.turns:  # the text of its first observation is recorded as tokens only

@@ -134,6 +134,10 @@ class _Preparation:
         if any(map(self._made_later, _paths(task.data))):
             return
         where, row_check = f"spec.tasks[{i}]", self._row_check(task)
+        for j, stop in enumerate(task.sampling.stop if self.codec is not None else []):
+            assert self.codec is not None
+            with self._collecting_problems(f"{where}.sampling.stop[{j}]: "):
+                self.codec.check_stop(stop)
         with self._collecting_problems():
             source = open_source(
                 task, row_check, self.spec.seed, f"{where}.data", self._readers, self._environment.path

@@ -78,6 +78,19 @@ class TextCodec:
         for text, back in itertools.islice(changed.items(), 1):
             log.warning("%s: the tokenizer changes text: %s comes back as %s", self._path, _short(text), _short(back))
 
+    def check_stop(self, stop: str) -> None:
+        """Check that a stop string can occur in a text that is decoded without special tokens.
+
+        Raises:
+            ValueError: it contains the text of a special token.
+        """
+        for token in self._tokenizer.get_added_tokens_decoder().values():
+            if token.special and token.content in stop:
+                raise ValueError(
+                    f"{_short(stop)} contains the special token {_short(token.content)}, which the text of an answer "
+                    "does not have; give other text, or name the token in eos_token_id of generation_config.json"
+                )
+
     def _check_size(self, model: Path, config: dict[str, Any]) -> None:
         size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
         last = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)

@@ -212,6 +212,18 @@ def _tasks() -> Iterator[CelRule]:
         ".environment",
     )
     yield CelRule(
+        "spec.tasks[].sampling",
+        "self.minTokens < self.maxTokens",
+        "is not less than maxTokens; lower it or raise the other",
+        ".minTokens",
+    )
+    yield CelRule(
+        "spec.tasks[].sampling",
+        "!self.includeStop || self.stop.size() > 0",
+        "there is no stop string; add stop, or remove it",
+        ".includeStop",
+    )
+    yield CelRule(
         "spec.tasks[].data",
         f"{_given(SOURCES)}.exists_one(given, given)",
         f"give exactly one of {', '.join(SOURCES)}",

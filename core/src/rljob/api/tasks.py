@@ -95,6 +95,9 @@ class ChatMessage(Model):
     """Text; {column} is replaced by the value of a column."""
 
 
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+
+
 class Sampling(Model):
     """Sampling parameters."""
 
@@ -102,6 +105,14 @@ class Sampling(Model):
     """Softmax temperature; the trainer applies it too."""
     max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 256
     """Maximum length of an answer in tokens."""
+    min_tokens: Annotated[int, Field(ge=0, le=1_048_576)] = 0
+    """Nothing ends an answer within its first tokens, so many: stop tokens and stop strings among them are kept. The
+    probability of stop tokens is not changed, so log-probabilities are those of the trainer."""
+    stop: Annotated[list[StopString], Field(max_length=16)] = []
+    """Strings that end an answer, besides the model's stop tokens. All tokens up to the one that completes the string
+    are trained. The text for rewards and environments is cut before the string."""
+    include_stop: bool = False
+    """Whether the text for rewards and environments includes the stop string."""
 
 
 class WeightedReward(Model):

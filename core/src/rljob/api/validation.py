@@ -124,6 +124,13 @@ def _tasks(spec: RLJobSpec) -> Iterator[str]:
                     f"{where}: {name!r} is the builtin {builtin}, which scores "
                     f"{REWARDS[builtin].accepted} data only; use another reward"
                 )
+        if task.sampling.min_tokens >= task.sampling.max_tokens:
+            yield (
+                f"tasks[{i}].sampling.minTokens: {task.sampling.min_tokens} is not less than maxTokens, "
+                f"{task.sampling.max_tokens}; lower it or raise the other"
+            )
+        if task.sampling.include_stop and not task.sampling.stop:
+            yield f"tasks[{i}].sampling.includeStop: there is no stop string; add stop, or remove it"
         yield from _prompt(f"tasks[{i}]", task)
         yield from _task_environment(spec, f"tasks[{i}]", task)
 

@@ -137,12 +137,17 @@ class EngineCrashed(Message):
 
 
 class SamplingParams(msgspec.Struct, array_like=True):
-    """How to sample."""
+    """How to sample, and where an answer ends: with a stop token or the token that completes a stop string, unless it
+    is one of its first ``min_tokens`` tokens. The last ``answered`` tokens of Generate.token_ids are the beginning of
+    the answer, which another request generated. ``max_tokens`` counts new tokens only."""
 
-    temperature: float
+    temperature: float  # 0: greedy
     max_tokens: int
     stop_token_ids: list[int]
     seed: int  # < 2**63
+    stop: list[str] = []
+    min_tokens: int = 0
+    answered: int = 0
 
 
 class Generate(Message):
@@ -440,6 +445,8 @@ class GenerateRequest(Message):
     stop_token_ids: list[int]
     attempt: int = 0  # of the LeaseTrajectory
     lease: int = 0  # of the LeaseTrajectory
+    stop: list[str] = []  # as in SamplingParams
+    min_tokens: int = 0  # as in SamplingParams
 
 
 class TrajectoryScored(Message):

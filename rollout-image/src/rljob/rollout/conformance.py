@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from tokenizers import Tokenizer
 
 from rljob.protocol.messages import PrepareWeights, Probe, SamplingParams
 from rljob.rollout.adapters.base import (
@@ -59,6 +60,7 @@ class EngineUnderTest:
         long_tokens: new tokens that take about a second; with PROMPT they fit ``max_model_length``.
         tolerance: of log-probabilities, absolute.
         workers: of the engine.
+        tokenizer: of the model, with text for each token; None: stop strings are not checked.
     """
 
     client: EngineClient
@@ -69,6 +71,7 @@ class EngineUnderTest:
     long_tokens: int
     tolerance: float = 1e-4
     workers: int = 1
+    tokenizer: Tokenizer | None = None
     version: int = -1
     _requests: int = field(default=0, init=False)
     _joined: tuple[Rendezvous, WeightGroup] | None = field(default=None, init=False)
@@ -84,10 +87,14 @@ class EngineUnderTest:
         stop: Sequence[int] = (),
         name: str = "",
         temperature: float = 1.0,
+        stop_strings: Sequence[str] = (),
+        min_tokens: int = 0,
+        answered: int = 0,
     ) -> GenerationOutput:
         """Generate with a new seed, and check the form of the output."""
         name = name or self.new_name()
-        sampling = SamplingParams(temperature, max_tokens, list(stop), self._requests)
+        ends = (list(stop_strings), min_tokens, answered)
+        sampling = SamplingParams(temperature, max_tokens, list(stop), self._requests, *ends)
         output = await self.client.generate(name, array("i", prompt).tobytes(), sampling)
         count = len(output.token_ids) // 4
         assert len(output.logprobs) // 4 == count <= max_tokens, "one log-probability per token"
@@ -231,6 +238,33 @@ async def a_stop_token_ends_the_completion(engine: EngineUnderTest) -> None:
     assert (output.finish, [token in stops for token in tokens]) == ("stop", [False] * (len(tokens) - 1) + [True])
 
 
+async def nothing_ends_an_answer_within_its_minimum_length(engine: EngineUnderTest) -> None:
+    """Tokens that another request generated count. Log-probabilities are those of all tokens, stop tokens included."""
+    stops = range(engine.vocabulary // 2, engine.vocabulary)
+    for answered, least in ((0, 20), (3, 20), (3, 2)):
+        output = await engine.generate(200, stop=stops, min_tokens=least, answered=answered)
+        tokens = unpack_ints(output.token_ids)
+        first = next(i for i, token in enumerate(tokens, 1) if token in stops and i + answered > least)
+        assert (output.finish, len(tokens)) == ("stop", first)
+        scores = await engine.client.score([*PROMPT, *tokens])
+        pairs = zip(array("f", output.logprobs), scores[len(PROMPT) - 1 :], strict=True)
+        assert max(abs(sampled - scored) for sampled, scored in pairs) <= engine.tolerance
+
+
+async def a_stop_string_ends_an_answer_across_an_abort(engine: EngineUnderTest) -> None:
+    """The completion ends with the first token whose text completes a stop string, wherever it was interrupted."""
+    if engine.tokenizer is None:
+        return
+    whole = unpack_ints((await engine.generate(16, temperature=0.0)).token_ids)
+    texts = [engine.tokenizer.decode(whole[:count]) for count in range(len(whole) + 1)]
+    stop = texts[10][len(texts[8]) :]  # of two tokens
+    count = next(count for count, text in enumerate(texts) if stop in text)
+    for seam in range(count):
+        prompt = [*PROMPT, *whole[:seam]]
+        output = await engine.generate(16 - seam, prompt, temperature=0.0, stop_strings=[stop], answered=seam)
+        assert (output.finish, unpack_ints(output.token_ids)) == ("stop", whole[seam:count])
+
+
 async def temperature_0_is_greedy(engine: EngineUnderTest) -> None:
     """Tokens do not depend on the seed. Their log-probabilities are those of temperature 1."""
     first, second = [await engine.generate(16, temperature=0.0) for _ in range(2)]
@@ -252,9 +286,14 @@ async def a_request_that_is_too_long_is_a_bad_request(engine: EngineUnderTest) -
 
 async def an_abort_returns_the_tokens_that_are_there(engine: EngineUnderTest) -> None:
     """The prefix can be continued; abort() of ended and unknown requests has no effect."""
+    for least in (0, 1):  # with a minimum length an engine may generate in another way
+        await _abort_in_flight(engine, least)
+
+
+async def _abort_in_flight(engine: EngineUnderTest, least: int) -> None:
     for wait in WAITS:
         name = engine.new_name()
-        running = asyncio.create_task(engine.generate(engine.long_tokens, name=name))
+        running = asyncio.create_task(engine.generate(engine.long_tokens, name=name, min_tokens=least))
         await asyncio.sleep(wait)
         while not running.done():  # an abort may overtake its request
             await engine.client.abort([name, "unknown"])
@@ -306,7 +345,7 @@ async def requests_in_flight_are_treated_as_the_update_says(engine: EngineUnderT
 
 async def _update_in_flight(engine: EngineUnderTest, mode: str, wait: float) -> bool:
     """Return whether all requests were in flight at the update."""
-    running = [asyncio.create_task(engine.generate(engine.long_tokens)) for _ in range(4)]
+    running = [asyncio.create_task(engine.generate(engine.long_tokens, min_tokens=i % 2)) for i in range(4)]
     await asyncio.sleep(wait)
     old = engine.version
     await engine.update(mode)
@@ -403,6 +442,8 @@ CHECKS: tuple[Check, ...] = (
     an_update_brings_a_version,
     log_probabilities_are_those_of_the_present_weights,
     a_stop_token_ends_the_completion,
+    nothing_ends_an_answer_within_its_minimum_length,
+    a_stop_string_ends_an_answer_across_an_abort,
     temperature_0_is_greedy,
     a_request_that_is_too_long_is_a_bad_request,
     an_abort_returns_the_tokens_that_are_there,

@@ -21,7 +21,7 @@ async def environment(context: Context) -> Score:
     turns, limit = 0, ""
     while True:
         answer = await context.generate(tokens)
-        completion = context.decode(answer.token_ids)
+        completion = context.answer(answer)
         found = await episode.step(completion)
         turns += 1
         context.reward(found.reward)

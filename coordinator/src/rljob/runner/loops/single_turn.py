@@ -9,4 +9,4 @@ from rljob.runner.context import Context
 async def single_turn(context: Context) -> Score:
     """Generate one answer to the prompt and return its score."""
     turn = await context.generate(context.prompt.token_ids)
-    return await context.score(context.decode(turn.token_ids), turn.finish)
+    return await context.score(context.answer(turn), turn.finish)

@@ -85,8 +85,7 @@ class GenerationOutput:
             at the request's temperature; at temperature 0 in the distribution of temperature 1.
         spans: policy versions of the tokens, ascending and without gaps, from 0 to the number of tokens; empty without
             tokens. A token belongs to the version whose logits it was sampled from.
-        finish: ``stop`` (the last token is one of ``stop_token_ids``), ``length`` (``max_tokens`` are reached) or
-            ``abort``.
+        finish: ``stop`` (the answer ends with the last token), ``length`` (``max_tokens`` are reached) or ``abort``.
     """
 
     token_ids: bytes
@@ -131,7 +130,9 @@ class EngineClient(Protocol):
         """Generate one completion.
 
         Every generated token is returned, the stop token included. ``sampling.stop_token_ids`` are the only stop
-        tokens: the model's own end of sequence does not end the completion. Filters such as top-p are off.
+        tokens: the model's own end of sequence does not end the completion. The token that completes one of
+        ``sampling.stop`` ends it too. :class:`rljob.rollout.answer_end.AnswerEnd` finds both, with ``min_tokens`` and
+        across an abort; the probabilities of tokens are not changed. Filters such as top-p are off.
         Temperature 0 is greedy: each token is the most likely one. Equal
         ``seed``, prompt, weights and load give equal tokens if the engine can seed a request; otherwise it ignores
         ``seed``.

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import uuid
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import aiohttp
 import msgspec
+from tokenizers import Tokenizer
 
-from rljob.protocol.messages import DECODE_ERRORS
+from rljob.protocol.messages import DECODE_ERRORS, SamplingParams
 from rljob.rollout.adapters.base import BadRequestError, EngineGoneError, unpack_ints
+from rljob.rollout.answer_end import AnswerEnd
 
 GENERATE = "/rljob/generate"
 FRAME_BYTES = 4 << 20
@@ -36,19 +39,13 @@ class StreamRequest(msgspec.Struct, tag=True, gc=False):
         name: never used twice.
         token_ids: prompt, int32.
         cache_salt: prefixes are shared only between requests with the same one.
-        temperature: of sampling.
-        max_tokens: of the answer.
-        stop_token_ids: all tokens that end the answer.
-        seed: of sampling.
+        sampling: as in the agent's request.
     """
 
     name: str
     token_ids: bytes
     cache_salt: str
-    temperature: float
-    max_tokens: int
-    stop_token_ids: list[int]
-    seed: int
+    sampling: SamplingParams
 
 
 class StreamAbort(msgspec.Struct, tag=True, gc=False):
@@ -282,33 +279,68 @@ class _Server:
 
 
 async def _generate(engine: Any, request: StreamRequest) -> StreamOutput:
-    from vllm.inputs.engine import tokens_input
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
+    """Generate an answer. vLLM itself ends it at stop tokens, unless there are stop strings or a minimum length: it
+    cannot know the tokens of an answer that another engine began, and its min_tokens changes the distribution."""
+    sampling, prompt = request.sampling, unpack_ints(request.token_ids)
+    if not sampling.stop and not sampling.min_tokens:
+        (output,) = [output async for output in _outputs(engine, request, prompt, streamed=False)]
+        return _stream_output(request.name, output.token_ids, output.logprobs.logprobs, output)
+    end = AnswerEnd(sampling, prompt, lambda: _tokenizer(engine.model_config.model))
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    ended = 0  # number of tokens up to the end of the answer; 0: not found yet
+    async for output in _outputs(engine, request, prompt, streamed=True):
+        new = list(output.token_ids)
+        tokens += new
+        logprobs += output.logprobs.logprobs if output.logprobs is not None else []
+        if not ended:
+            before = len(tokens) - len(new)
+            ended = next((before + i for i, token in enumerate(new, 1) if end.is_at(token)), 0)
+            if ended and output.finish_reason is None:
+                await engine.abort(request.name)
+    if ended:
+        output.finish_reason = "stop"
+        return _stream_output(request.name, tokens[:ended], logprobs[:ended], output)
+    return _stream_output(request.name, tokens, logprobs, output)
 
-    sampling = SamplingParams(
-        temperature=request.temperature,
-        max_tokens=request.max_tokens,
-        stop_token_ids=request.stop_token_ids,
+
+async def _outputs(engine: Any, request: StreamRequest, prompt: list[int], streamed: bool) -> AsyncIterator[Any]:
+    """Yield the outputs of vLLM. ``streamed``: the new tokens of each step, without an end at stop tokens."""
+    from vllm.inputs.engine import tokens_input
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import SamplingParams as VllmSampling
+
+    sampling = VllmSampling(
+        temperature=request.sampling.temperature,
+        max_tokens=request.sampling.max_tokens,
+        stop_token_ids=[] if streamed else request.sampling.stop_token_ids,
         ignore_eos=True,  # stop_token_ids are complete
-        seed=request.seed,
+        seed=request.sampling.seed,
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
     )
-    prompt = tokens_input(unpack_ints(request.token_ids), cache_salt=request.cache_salt)
-    *_, result = [result async for result in engine.generate(prompt, sampling, request.name)]
-    (output,) = result.outputs
-    if output.finish_reason == "error":
-        raise RuntimeError("the engine failed the request")
-    logprobs = [value if value > LEAST else LEAST for value in output.logprobs.logprobs]
-    assert len(logprobs) == len(output.token_ids), "one for each token"
+    tokens = tokens_input(prompt, cache_salt=request.cache_salt)
+    async for result in engine.generate(tokens, sampling, request.name):
+        (output,) = result.outputs
+        if output.finish_reason == "error":
+            raise RuntimeError("the engine failed the request")
+        yield output
+
+
+def _stream_output(name: str, token_ids: Sequence[int], logprobs: Sequence[float], last: Any) -> StreamOutput:
+    """Return the answer with these tokens; ``last``: the last output of vLLM."""
+    count = len(token_ids)
+    values = [value if value > LEAST else LEAST for value in logprobs]
+    assert len(values) == count, "one for each token"
+    spans = [(span.version, span.start, min(span.end, count)) for span in last.weight_versions or ()]
     return StreamOutput(
-        request.name,
-        array("i", output.token_ids).tobytes(),
-        array("f", logprobs).tobytes(),
-        [(span.version, span.start, span.end) for span in output.weight_versions or ()],
-        output.finish_reason or "stop",
+        name,
+        array("i", token_ids).tobytes(),
+        array("f", values).tobytes(),
+        [span for span in spans if span[1] < span[2]],
+        last.finish_reason or "stop",
     )
 
 
@@ -339,6 +371,11 @@ async def score(engine: Any, token_ids: list[int]) -> list[float]:
     pairs = zip(token_ids, result.prompt_logprobs, strict=True)
     logprobs = [entry[token].logprob for token, entry in pairs if entry is not None]
     return [value if value > LEAST else LEAST for value in logprobs]
+
+
+@functools.cache
+def _tokenizer(model: str) -> Tokenizer:
+    return Tokenizer.from_file(f"{model}/tokenizer.json")
 
 
 def _is_bad_request(error: Exception) -> bool:

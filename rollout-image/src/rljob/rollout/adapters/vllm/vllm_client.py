@@ -62,10 +62,7 @@ class VllmClient:
                 request,
                 token_ids,
                 self._version,  # new requests must not use cached prefixes of older weights
-                sampling.temperature,
-                sampling.max_tokens,
-                sampling.stop_token_ids,
-                sampling.seed,
+                sampling,
             )
         )
         spans = [VersionSpan(labelled_version(label), start, end) for label, start, end in output.versions]
