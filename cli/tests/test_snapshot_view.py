@@ -244,7 +244,7 @@ def test_filtered_surplus_and_expired_samples_are_shown_when_they_are_many():
     status = running()
     status.ended = EndedSamples(trained=100, filtered=700, surplus=50, expired=150)
     lines = list(plain_lines(snapshot(status)))
-    assert "filtered   700 samples (70 %), algorithm.groupFilter rejected their groups" in lines
+    assert "filtered   700 samples (70 %), groupFilter rejected their groups" in lines
     assert "expired    150 samples (15 %), their groups were not complete at the deadline" in lines
     assert not any(line.startswith(("surplus", "failed")) for line in lines)
     assert "filtered 70 %, expired 15 %" in one_line(snapshot(status))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ledgers import RecordingTrainer, reward
+from ledgers import RecordingTrainer, ask, make_run, reward
 from world import World, job
 
 from rljob.ledger.audit import audit
@@ -73,3 +74,30 @@ async def test_a_run_passes_the_audit_after_every_fault(
     report = audit(tmp_path)
     assert report.finished == world.run.finished
     assert problems(tmp_path) == []
+
+
+def test_the_audit_checks_groups_by_the_filter_of_their_task(tmp_path: Path) -> None:
+    task = {
+        "name": "sums",
+        "data": {"reasoningGym": {"dataset": "chain_sum"}},
+        "reward": "r",
+        "sampling": {"maxTokens": 16},
+        "groupFilter": {"kind": "none", "minMean": 0.25, "maxMean": 0.75},
+    }
+    run = make_run(tmp_path / "run", deaths="", steps=2, evaluation=None, tasks=[task])
+    assert problems(run) == []
+    reasons = ask(run, "SELECT DISTINCT reason FROM samples WHERE state = 'filtered'")
+    assert {reason for (reason,) in reasons} <= {
+        "the group's mean reward 0 is below groupFilter.minMean 0.25",
+        "the group's mean reward 1 is above groupFilter.maxMean 0.75",
+    }
+    assert reasons, "nothing was filtered"
+    manifest = json.loads((run / "job.json").read_text())
+    for bounds, problem in (
+        ({"minMean": 0.25, "maxMean": 0.4}, "it is in a batch, but the groupFilter of its task rejects it"),
+        ({"minMean": 0.6, "maxMean": 0.75}, "it is in a batch, but the groupFilter of its task rejects it"),
+        ({"minMean": None, "maxMean": None}, "it was filtered, but the groupFilter of its task accepts it"),
+    ):
+        manifest["spec"]["tasks"][0]["groupFilter"] = {"kind": "none", **bounds}
+        (run / "job.json").write_text(json.dumps(manifest))
+        assert any(problem in found for found in problems(run)), bounds

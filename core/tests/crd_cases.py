@@ -127,6 +127,7 @@ GOOD = [
         (_TWO_MODELS, "spec.algorithm={objective: 'mine:f', referenceModel: big}"),
         "",
     ),
+    Case("bounds of a group filter", ("spec.tasks[0].groupFilter={kind: none, minMean: 0.1, maxMean: 0.9}",), ""),
     Case("stop strings", ("spec.tasks[0].sampling={stop: [END], minTokens: 2, includeStop: true}",), ""),
     Case("greedy evaluation", ("spec.evaluation={temperature: 0, passAt: [1]}",), ""),
     Case("several answers", ("spec.evaluation={temperature: 0.5, samplesPerProblem: 4, passAt: [4, 1]}",), ""),
@@ -278,6 +279,18 @@ FIELDS = [
         "the text of stop strings without one",
         ("spec.tasks[0].sampling={includeStop: true}",),
         "there is no stop string; add stop, or remove it",
+    ),
+    Case(
+        "bounds of a group filter that exclude all groups",
+        ("spec.tasks[0].groupFilter={minMean: 0.9, maxMean: 0.1}",),
+        "tasks[0].groupFilter.minMean: 0.9 is above maxMean, 0.1; lower it or raise the other",
+        "is above maxMean; lower it or raise the other",
+        "CEL messages contain no values",
+    ),
+    Case(
+        "groups of one sample and a task's filter of constant groups",
+        ("spec.training.samplesPerPrompt=1", "spec.tasks[0].groupFilter.kind=nonconstant"),
+        "with training.samplesPerPrompt 1 every group is constant and would be rejected; use none, or more samples",
     ),
     Case("an evaluation task that is not defined", ("spec.evaluation.tasks=[none]",), "; name one of tasks"),
     Case(

@@ -109,6 +109,10 @@ def test_the_smallest_manifest_loads(manifest):
             "spec.tasks[0].sampling.includeStop: there is no stop string; add stop, or remove it",
         ),
         ({"spec__tasks__0__sampling": {"stop": [""]}}, "spec.tasks[0].sampling.stop[0]: is empty; give it a value"),
+        (
+            {"spec__tasks__0__groupFilter": {"minMean": 0.9, "maxMean": 0.1}},
+            "spec.tasks[0].groupFilter.minMean: 0.9 is above maxMean, 0.1; lower it or raise the other",
+        ),
         ({"spec__evaluation__tasks": ["x"]}, "spec.evaluation.tasks[0]: 'x' is not defined; there are sums; name one"),
         ({"spec__evaluation__tasks": []}, "spec.evaluation.tasks: must have at least 1 entry, not 0"),
         ({"spec__algorithm__minibatches": 257}, "spec.algorithm.minibatches: 257 is more than the 256 samples of a b"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import heapq
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -14,15 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob.scheduling.dispatch import EngineLoad, Request, RequestQueue, SharedPrefix
-from rljob.scheduling.filters import FILTERS
+from rljob.scheduling.filters import GroupFilter
 from rljob.scheduling.groups import Ended, Group
 from rljob.scheduling.mixture import Mixture
 from rljob.scheduling.scheduler import MAX_RESTARTS, Scheduler, Settings
 
+ABOVE_0 = GroupFilter(min_mean=0.5)
+
 
 def make(steps=6, n=3, g=2, alpha=1, groups=0, members=0, regenerate=False, accept="none", **weights) -> Scheduler:
-    options = Settings(steps, n, g, alpha, groups, members, regenerate, FILTERS[accept], seed=1)
-    return Scheduler(options, Mixture(weights or {"sums": 1.0}))
+    weights = weights or {"sums": 1.0}
+    filters = dict.fromkeys(weights, GroupFilter(accept == "nonconstant"))
+    options = Settings(steps, n, g, alpha, groups, members, regenerate, filters, seed=1)
+    return Scheduler(options, Mixture(weights))
 
 
 @dataclass
@@ -339,6 +344,42 @@ def test_a_filtered_group_is_replaced_at_once() -> None:
     assert scheduler.admissible() == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "least", "most", "rewards", "reason"),
+    [
+        (False, -math.inf, math.inf, [1.0, 1.0], ""),
+        (True, -math.inf, math.inf, [1.0, 1.0], "the group's rewards are all equal"),
+        (True, 0.25, 0.75, [1.0, 0.0], ""),
+        (True, 0.25, 0.75, [0.5, 0.0], ""),  # the bounds are inclusive
+        (True, 0.25, 0.75, [1.0, 0.5], ""),
+        (True, 0.25, 0.75, [0.4, 0.0], "the group's mean reward 0.2 is below groupFilter.minMean 0.25"),
+        (False, 0.25, 0.75, [1.0, 1.0], "the group's mean reward 1 is above groupFilter.maxMean 0.75"),
+        (False, -math.inf, 0.75, [-1.0, -3.0], ""),
+    ],
+)
+def test_a_group_is_filtered_by_its_rewards(
+    kind: bool, least: float, most: float, rewards: list[float], reason: str
+) -> None:
+    assert GroupFilter(kind, least, most).rejection(rewards) == reason
+
+
+def test_each_task_has_its_own_filter() -> None:
+    scheduler = make(steps=9, n=4, g=2, alpha=0, strict=1.0, open=1.0)
+    filters = {"strict": GroupFilter(True, 0.3, 0.7), "open": GroupFilter()}
+    scheduler.settings = dataclasses.replace(scheduler.settings, filters=filters)
+    ends: dict[tuple[str, float], list[str]] = {}
+    for rewards in ((0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (1.0, 0.5)):
+        for _ in range(2):
+            group = scheduler.admit()
+            ends[group.task, sum(rewards)] = [e.reason for e in complete(scheduler, group, 0, *rewards)][:1]
+    assert all(ends["open", total] == [] for total in (0.0, 0.5, 1.0, 1.5))
+    assert ends["strict", 1.0] == []
+    assert ends["strict", 0.0] == ["the group's rewards are all equal"]
+    assert ends["strict", 0.5] == ["the group's mean reward 0.25 is below groupFilter.minMean 0.3"]
+    assert ends["strict", 1.5] == ["the group's mean reward 0.75 is above groupFilter.maxMean 0.7"]
+    assert scheduler.last_rejection == ends["strict", 1.5][0]
+
+
 def test_a_prompt_that_was_regenerated_twice_is_waited_for() -> None:
     scheduler = make(steps=10, n=1, g=1, alpha=1, regenerate=True)
     straggler, restarts = scheduler.admit(), 0
@@ -523,8 +564,7 @@ def test_trained_groups_follow_the_weights_whatever_the_filter_rejects(
     """A task of long samples whose groups are rejected more often. Ten steps, after ten steps to learn its rate."""
     n, steps, rng = 8, 20, random.Random(seed)
     scheduler = make(steps, n, 1, alpha, redundant, hard=weight, easy=1 - weight)
-    verdict = True
-    scheduler.settings = dataclasses.replace(scheduler.settings, accept=lambda rewards: verdict)
+    scheduler.settings = dataclasses.replace(scheduler.settings, filters=dict.fromkeys(("hard", "easy"), ABOVE_0))
     running: list[Group] = []
     shares: Counter[str] = Counter()
     while scheduler.version < steps:
@@ -543,6 +583,6 @@ def test_trained_groups_follow_the_weights_whatever_the_filter_rejects(
         quick = [group for group in able if group.task == "easy" or rng.random() < 0.2]
         group = rng.choice(quick or able)
         verdict = group.task == "easy" or rng.random() < acceptance
-        scheduler.score(group.samples[0], 1.0)
+        scheduler.score(group.samples[0], float(verdict))
         running = [group for group in running if group.id in scheduler.groups]
     assert abs(shares["hard"] - weight * 10 * n) <= n, "within one batch in ten"

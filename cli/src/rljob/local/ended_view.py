@@ -14,7 +14,7 @@ LARGE_SHARE = 0.1
 """A smaller share of filtered, surplus or expired samples is normal and not shown."""
 MAX_REASON = 200  # characters; the status has more
 CAUSES = {
-    "filtered": "algorithm.groupFilter rejected their groups",
+    "filtered": "groupFilter rejected their groups",
     "surplus": "no batch needed them",
     "expired": "their groups were not complete at the deadline",
 }

@@ -18,6 +18,7 @@ from typing import Any
 
 from rljob.api.job_status import MOST_WARNINGS
 from rljob.api.models import RLJobSpec
+from rljob.api.tasks import TaskGroupFilter
 from rljob.coordinator.draining import Draining
 from rljob.coordinator.engines import EngineRecord, Engines
 from rljob.coordinator.evaluations import Evaluations
@@ -33,7 +34,7 @@ from rljob.ledger.step_metrics import step_metrics
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
 from rljob.scheduling.dispatch import RequestKind
-from rljob.scheduling.filters import FILTERS
+from rljob.scheduling.filters import GroupFilter
 from rljob.scheduling.groups import REJECTED, Ended, Group
 from rljob.scheduling.mixture import Mixture
 from rljob.scheduling.scheduler import Scheduler, Settings
@@ -54,9 +55,15 @@ def settings_of(spec: RLJobSpec) -> Settings:
         redundant_groups=spec.scheduling.redundancy.groups,
         redundant_members=spec.scheduling.redundancy.members,
         regenerate=spec.scheduling.on_deadline == "regenerate",
-        accept=FILTERS[spec.algorithm.group_filter or "none"],
+        filters={task.name: _filter_of(task.group_filter) for task in spec.tasks},
         seed=spec.seed,
     )
+
+
+def _filter_of(settings: TaskGroupFilter) -> GroupFilter:
+    bounds = {"min_mean": settings.min_mean, "max_mean": settings.max_mean}
+    given = {name: bound for name, bound in bounds.items() if bound is not None}
+    return GroupFilter(settings.kind == "nonconstant", **given)
 
 
 class Run:

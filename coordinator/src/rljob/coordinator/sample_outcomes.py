@@ -60,6 +60,7 @@ class SampleOutcomes:
         if run.scheduler.rejections_in_a_row > MAX_REJECTED_BATCHES * batch:
             run.fail(
                 "AllGroupsFiltered",
-                f"algorithm.groupFilter rejected {run.scheduler.rejections_in_a_row} groups in a row: all rewards of "
-                "each were equal; make the task easier or harder, or check the reward",
+                f"{run.scheduler.rejections_in_a_row} groups in a row were filtered, the last one because "
+                f"{run.scheduler.last_rejection}; make the tasks easier or harder, check the reward, or change "
+                "groupFilter of tasks or algorithm",
             )

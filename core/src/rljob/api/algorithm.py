@@ -55,7 +55,8 @@ class Algorithm(Model):
     """Optimizer updates per batch; each uses its share of the batch's samples once. With 1 and `ratio: proximal` the
     ratio is 1, so that clips have no effect."""
     group_filter: Literal["none", "nonconstant"] | None = None
-    """`nonconstant` rejects and replaces a group whose rewards are all equal (dynamic sampling, arXiv 2503.14476)."""
+    """`nonconstant` rejects and replaces a group whose rewards are all equal (dynamic sampling, arXiv 2503.14476).
+    `tasks[].groupFilter` sets it for a task, and bounds of the mean reward."""
     clip_low: Annotated[float, Field(gt=0, le=1)] | None = None
     """ε_low: the ratio is clipped below at 1 − ε_low."""
     clip_high: Annotated[float, Field(gt=0, le=10)] | None = None

@@ -60,7 +60,15 @@ def algorithm_problems(spec: RLJobSpec) -> Iterator[str]:
         least, most = chosen(algorithm, low), chosen(algorithm, high)
         if is_read(algorithm, low) and least is not None and most is not None and least >= most:
             yield f"algorithm.{to_camel(low)}: {least:g} is not below {to_camel(high)}, {most:g}; lower it"
-    for task in spec.tasks:
+    for i, task in enumerate(spec.tasks):
+        least, most = task.group_filter.min_mean, task.group_filter.max_mean
+        if least is not None and most is not None and least > most:
+            yield f"tasks[{i}].groupFilter.minMean: {least:g} is above maxMean, {most:g}; lower it or raise the other"
+        if samples == 1 and task.group_filter.kind == "nonconstant":
+            yield (
+                f"tasks[{i}].groupFilter.kind: with training.samplesPerPrompt 1 every group is constant and would be "
+                "rejected; use none, or more samples"
+            )
         if algorithm.overlong_buffer is not None and algorithm.overlong_buffer >= task.sampling.max_tokens:
             yield (
                 f"algorithm.overlongBuffer: {algorithm.overlong_buffer} is not below sampling.maxTokens of task "

@@ -143,6 +143,19 @@ def _algorithm() -> Iterator[CelRule]:
         "with training.samplesPerPrompt 1 every group is constant and would be rejected; use none, or more samples",
         ".algorithm.groupFilter",
     )
+    yield CelRule(
+        "spec",
+        "self.training.samplesPerPrompt > 1 || self.tasks.all(task, !has(task.groupFilter.kind) || "
+        "task.groupFilter.kind != 'nonconstant')",
+        "with training.samplesPerPrompt 1 every group is constant and would be rejected; use none, or more samples",
+        ".tasks",
+    )
+    yield CelRule(
+        "spec.tasks[].groupFilter",
+        "!has(self.minMean) || !has(self.maxMean) || self.minMean <= self.maxMean",
+        "is above maxMean; lower it or raise the other",
+        ".minMean",
+    )
     advantage = _chosen("advantage", {name: fields["advantage"] for name, fields in PRESETS.items()})
     yield CelRule(
         "spec",

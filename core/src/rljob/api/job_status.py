@@ -229,7 +229,7 @@ class EndedSamples(StatusPart):
     trained: Count = 0
     """Samples of applied batches."""
     filtered: Count = 0
-    """Samples of groups that algorithm.groupFilter rejected."""
+    """Samples of groups that the groupFilter of their task rejected."""
     surplus: Count = 0
     """Redundant samples, and samples that no batch needed."""
     expired: Count = 0

@@ -49,6 +49,8 @@ def resolve(job: RLJob, accelerator: AcceleratorKind = "cpu") -> RLJob:
     if resolved.spec.evaluation is not None and resolved.spec.evaluation.tasks is None:
         resolved.spec.evaluation.tasks = [task.name for task in resolved.spec.tasks]
     for task in resolved.spec.tasks:
+        if task.group_filter.kind is None:
+            task.group_filter.kind = resolved.spec.algorithm.group_filter
         if task.prompt is None and task.messages is None and task.messages_column is None:
             task.prompt = DEFAULT_PROMPT if task.environment is None else DEFAULT_EPISODE_PROMPT
         for table in (task.data.jsonl, task.data.parquet):

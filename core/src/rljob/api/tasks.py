@@ -139,6 +139,17 @@ class TaskEnvironment(Model):
     which is scored with its rewards so far, or `fail` the sample."""
 
 
+class TaskGroupFilter(Model):
+    """Which groups of a task are trained. Rejected groups are replaced (dynamic sampling)."""
+
+    kind: Literal["none", "nonconstant"] | None = None
+    """As `algorithm.groupFilter`, which is the default."""
+    min_mean: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
+    """Groups with a lower mean reward are rejected: their prompts are too hard. Default: no bound."""
+    max_mean: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
+    """Groups with a higher mean reward are rejected: their prompts are too easy. Default: no bound."""
+
+
 class Task(Model):
     """Prompts with their reward."""
 
@@ -172,6 +183,8 @@ class Task(Model):
     `reward/NAME` of the sample. A sample that one of them cannot score is not scored."""
     sampling: Sampling = Sampling()
     """Sampling parameters."""
+    group_filter: TaskGroupFilter = TaskGroupFilter()
+    """Which groups are trained."""
 
     @property
     def named_rewards(self) -> list[str]:

@@ -115,7 +115,7 @@ def prepare(ledger: LedgerReader, spec: RLJobSpec) -> dict[str, Any]:
         "admitted": training.samples_per_prompt + spec.scheduling.redundancy.members,
         "redundant": spec.scheduling.redundancy.groups,
         "alpha": training.max_staleness,
-        "filter": spec.algorithm.group_filter,
+        "filters": json.dumps({task.name: task.group_filter.model_dump(by_alias=True) for task in spec.tasks}),
         "advantage": " with ".join([str(spec.algorithm.advantage), *stabilizers(spec.algorithm)]),
         "tasks": json.dumps([task.name for task in spec.tasks]),
         "evaluated": json.dumps(sorted(evaluated)),

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from rljob.ledger.audit_rules import AuditRule, Property
 
+_FILTERED_GROUPS = "FROM ends e LEFT JOIN json_each(:filters) f ON f.key = e.task WHERE e.kind = 'train'"
+_CONSTANT = "COALESCE(json_extract(f.value, '$.kind') = 'nonconstant', 0) AND lowest = highest"
+_LEAST = "COALESCE(json_extract(f.value, '$.minMean'), -1e300)"
+_MOST = "COALESCE(json_extract(f.value, '$.maxMean'), 1e300)"
+_ROUNDING = "1e-9 * (1 + ABS(mean))"
+
 RESULTS = (
     Property(
         "no trained sample is older than α",
@@ -34,14 +40,14 @@ RESULTS = (
         "SELECT COUNT(*) FROM ends WHERE kind = 'train' AND trained + batched + filtered > 0",
         (
             AuditRule(
-                "SELECT 'group ' || id FROM ends WHERE kind = 'train' AND trained + batched > 0"
-                " AND :filter = 'nonconstant' AND lowest = highest",
-                "it is in a batch, but its rewards are all equal",
+                f"SELECT 'group ' || e.id {_FILTERED_GROUPS} AND trained + batched > 0 AND"
+                f" (({_CONSTANT}) OR mean < {_LEAST} - {_ROUNDING} OR mean > {_MOST} + {_ROUNDING})",
+                "it is in a batch, but the groupFilter of its task rejects it",
             ),
             AuditRule(
-                "SELECT 'group ' || id FROM ends WHERE filtered > 0 AND (:filter != 'nonconstant'"
-                " OR scored < :members OR lowest != highest)",
-                "it was filtered, but its rewards are not all equal, or the manifest sets no filter",
+                f"SELECT 'group ' || e.id {_FILTERED_GROUPS} AND filtered > 0 AND (scored < :members OR NOT"
+                f" (({_CONSTANT}) OR mean < {_LEAST} + {_ROUNDING} OR mean > {_MOST} - {_ROUNDING}))",
+                "it was filtered, but the groupFilter of its task accepts it",
             ),
         ),
     ),

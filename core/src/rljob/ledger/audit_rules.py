@@ -1,9 +1,9 @@
 """Rules about groups, samples and batches, as queries that return the violating rows. Plain data; audit runs them.
 
 Parameters: version (batches applied), finished (0 | 1), steps, groups (of a batch), members (of a trained group),
-admitted (members of a group when it starts), redundant (groups started beyond the bound), alpha, filter, advantage;
+admitted (members of a group when it starts), redundant (groups started beyond the bound), alpha, advantage;
 answers (to a problem of an evaluation), pass_reward; tasks (names), pass_at and evaluated (versions to evaluate by the
-manifest) are JSON lists. The temporary table ``ends`` has one
+manifest) are JSON lists, filters a JSON object: task → groupFilter. The temporary table ``ends`` has one
 row for each group with the number of its samples in each state; ``listed`` has one row for each sample of a batch.
 """
 
@@ -22,7 +22,8 @@ SELECT g.id AS id, g.kind AS kind, g.seq AS seq, g.task AS task, g.row AS row, g
     TOTAL(s.state = 'evaluated') AS evaluated, TOTAL(s.state IN ('admitted', 'scored')) AS waiting,
     TOTAL(s.reward IS NOT NULL AND s.state = 'filtered') AS scored, COUNT(DISTINCT s.step) AS steps,
     MIN(CASE WHEN s.state IN ('trained', 'batched', 'filtered') THEN s.reward END) AS lowest,
-    MAX(CASE WHEN s.state IN ('trained', 'batched', 'filtered') THEN s.reward END) AS highest
+    MAX(CASE WHEN s.state IN ('trained', 'batched', 'filtered') THEN s.reward END) AS highest,
+    AVG(CASE WHEN s.state IN ('trained', 'batched', 'filtered') THEN s.reward END) AS mean
 FROM groups g LEFT JOIN samples s ON s.group_id = g.id GROUP BY g.id
 """
 LISTED = """

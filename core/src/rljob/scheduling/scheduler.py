@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rljob.scheduling.filters import GroupFilter
@@ -27,7 +28,7 @@ MAX_RESTARTS = 2
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the manifest: spec.training, spec.scheduling, spec.algorithm.groupFilter."""
+    """Settings of the manifest: spec.training, spec.scheduling, spec.tasks[].groupFilter."""
 
     steps: int
     groups_per_batch: int
@@ -36,7 +37,7 @@ class Settings:
     redundant_groups: int
     redundant_members: int
     regenerate: bool
-    accept: GroupFilter
+    filters: Mapping[str, GroupFilter]  # by task
     seed: int  # spec.seed: draws the survivors of groups with redundant members
 
 
@@ -63,6 +64,7 @@ class Scheduler:
         self.groups: dict[str, Group] = {}  # open or complete, not yet in a batch
         self.batches: dict[int, list[Group]] = {}  # formed, not yet trained
         self.rejections_in_a_row = 0
+        self.last_rejection = ""  # reason of the last group that a filter rejected
         self.failures_in_a_row = 0
         self.mixture = mixture
         self._next_seq = 0
@@ -163,10 +165,12 @@ class Scheduler:
         kept = self._survivors(group)
         rest = [s for s in group.samples if s.end is None and s not in kept]
         ended = self._end(rest, "surplus", "the group has enough members")
-        if not self.settings.accept([s.reward for s in kept if s.reward is not None]):
+        rejection = self.settings.filters[group.task].rejection([s.reward for s in kept if s.reward is not None])
+        if rejection:
             self.rejections_in_a_row += 1
+            self.last_rejection = rejection
             self.mixture.ended(group.task, accepted=False)
-            return ended + self._reject(group, "filtered", "the group's rewards are all equal")
+            return ended + self._reject(group, "filtered", rejection)
         self.rejections_in_a_row = 0
         self.mixture.ended(group.task, accepted=True)
         group.complete = True
