@@ -276,6 +276,15 @@ def test_pass_at_k_is_shown_by_task_and_over_all_tasks(tmp_path):
     assert line in summary(snapshot(status, directory=tmp_path))
 
 
+def test_the_summary_shows_where_the_time_of_the_engines_went(tmp_path):
+    status = running()
+    names = {"generating": 81.0, "waiting": 10.0, "paused": 6.0, "dead": 3.0}
+    status.metrics += [Metric(f"engine_seconds/{name}", seconds) for name, seconds in names.items()]
+    shares = "81 % generating, 10 % waiting for work, 6 % paused for weights, 3 % dead"
+    assert f"time of the engines: {shares}" in summary(snapshot(status, directory=tmp_path))
+    assert not any("engines" in line for line in summary(snapshot(running(), directory=tmp_path)))
+
+
 def test_failed_problems_are_shown_beside_the_accuracy(tmp_path):
     status = running()
     status.evaluations.append(evaluated())

@@ -13,6 +13,7 @@ import asyncio
 import errno
 import functools
 import hashlib
+import math
 import os
 import random
 from collections import Counter
@@ -40,7 +41,7 @@ from rljob.simulation.simulated_trainer import SimulatedTrainer
 from rljob.simulation.virtual_time import VirtualLoop, run_in_virtual_time
 
 SCHEDULES = int(os.environ.get("RLJOB_SCHEDULES", "10000" if os.environ.get("RLJOB_THOROUGH") else "25"))
-ENGINES, RUNNERS = 16, 2
+ENGINES, RUNNERS, MOST_FAULTS = 16, 2, 8
 LIMIT_SECONDS = 3600.0
 """Virtual time in which every run must end: two minutes without faults, and at most eight faults of two minutes."""
 NOTICED_SECONDS = 40.0
@@ -253,6 +254,7 @@ class FaultyRun(SimulatedRun):
             assert loop.time() < LIMIT_SECONDS, f"the run starves at version {self.running.version}"
             await asyncio.sleep(0.5)
             self.supervise()
+            check_engine_seconds(self.running)
         for task in faults:
             task.cancel()
         assert self.running.failure is None, self.running.failure
@@ -262,6 +264,16 @@ class FaultyRun(SimulatedRun):
         self.batches.setdefault(batch.step, set()).add(tuple(sample.sample for sample in batch.samples))
         self.ages += [batch.step - sample.min_version for sample in batch.samples]
         return 2.5
+
+
+def check_engine_seconds(run: Run) -> None:
+    """Assert that the seconds of each engine add up to wall-clock time. A server counts as one more engine while the
+    coordinator has not noticed that the server before it is gone."""
+    engines, now = run.progress.engines, run.progress._until()
+    assert len(engines.accounts) <= ENGINES + MOST_FAULTS
+    for account in engines.accounts:
+        spent = engines.seconds([account])
+        assert min(spent.values()) >= 0 and math.isclose(sum(spent.values()), now - account.begun, abs_tol=1e-6)
 
 
 def check(run: FaultyRun) -> None:
@@ -282,6 +294,7 @@ def check(run: FaultyRun) -> None:
         for row in run.ledger.query("SELECT sample, COUNT(DISTINCT turn) AS turns FROM completions GROUP BY sample")
     }
     assert all(lowest[sample] == run.schedule.turns for sample in listed)
+    check_engine_seconds(run.running)
     groups: Counter[str] = Counter(row["group_id"] for row in rows if row["state"] == "trained")
     assert set(groups.values()) == {2}, "groups are trained whole"
 
@@ -303,7 +316,7 @@ schedules = st.builds(
     turns=st.integers(1, 3),
     latency=st.sampled_from([0.0, 0.01, 1.0]),
     doubled=st.sampled_from([0.0, 0.1]),
-    faults=st.lists(faults, max_size=8).map(tuple),
+    faults=st.lists(faults, max_size=MOST_FAULTS).map(tuple),
 )
 
 

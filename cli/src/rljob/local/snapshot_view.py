@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -31,6 +31,13 @@ STEPS = "steps"
 LABEL = 11  # columns of a label and the space after it
 STATE_STYLE = {"running": "green", "restarting": "yellow", "waiting": "dim", "stopped": "dim"}
 ACTIVITY = "seconds_"
+ENGINE_SECONDS = "engine_seconds/"
+ENGINE_TEXTS = {
+    "generating": "generating",
+    "waiting": "waiting for work",
+    "paused": "paused for weights",
+    "dead": "dead",
+}
 UNKNOWN = "–"
 USAGE_DROPPED = ("processes", "restarts", "state", "memory", "cpu %")
 ENGINES_DROPPED = ("restarts", "state", "waiting", "running")
@@ -83,6 +90,8 @@ def summary(snapshot: RunSnapshot) -> list[str]:
         lines += [_accuracy(results), *failed_summary(results)]
     if status.history:
         lines.append(f"reward of the last batch: {status.history[-1].reward:.3f}")
+    if spent := engine_shares(_metrics(status)):
+        lines.append(f"time of the engines: {spent}")
     lines += ended_summary(status.ended, directory)
     if status.last_checkpoint.path:
         lines.append(f"checkpoint (Hugging Face format): {directory / status.last_checkpoint.path}")
@@ -91,6 +100,16 @@ def summary(snapshot: RunSnapshot) -> list[str]:
     if (directory / PLOT).exists():
         lines.append(f"plot of the reward: {directory / PLOT}")
     return lines
+
+
+def engine_shares(metrics: Mapping[str, float]) -> str:
+    """Return the share of each activity in the seconds of all engines: 81 % generating, 19 % dead. Empty: there are
+    none."""
+    seconds = {name: metrics.get(f"{ENGINE_SECONDS}{name}", 0.0) for name in ENGINE_TEXTS}
+    total = sum(seconds.values())
+    if not total:
+        return ""
+    return ", ".join(f"{100 * seconds[name] / total:.0f} % {text}" for name, text in ENGINE_TEXTS.items())
 
 
 def checkpoint_line(status: RunStatus, directory: Path) -> str:
@@ -257,6 +276,8 @@ def _flow(status: RunStatus) -> Table:
     for name, value in metrics.items():
         if name.startswith(ACTIVITY):
             rows.append([f"seconds {name.removeprefix(ACTIVITY).replace('_', ' ')}", f"{value:,.0f}"])
+    if spent := engine_shares(metrics):
+        rows.append(["engines", spent])
     if "tokens_per_second" in metrics:
         rows.append(["tokens/s", f"{metrics['tokens_per_second']:,.0f}"])
     return fitting_table(["metric", "now"], rows)

@@ -70,6 +70,13 @@ class RunCollector:
         for pool in run.spec.rollouts:
             crashes.add_metric([pool.name], run.engines.crashes[pool.name])
         yield crashes
+        spent = CounterMetricFamily(
+            "rljob_engine_seconds", "Seconds of engines by activity since start", labels=["engine", "activity"]
+        )
+        for account in run.progress.engines.accounts:
+            for activity, seconds in run.progress.engines.seconds([account]).items():
+                spent.add_metric([account.name, activity], seconds)
+        yield spent
         ended = CounterMetricFamily("rljob_samples_discarded", "Samples that were not trained", labels=["reason"])
         for end in REJECTED:
             ended.add_metric([end], run.ends[end])

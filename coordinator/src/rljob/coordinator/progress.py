@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rljob.coordinator.engine_seconds import EngineSeconds
 from rljob.ledger.step_metrics import Metrics, history_point
 from rljob.protocol.run_status import HistoryPoint
 
 STATUS_METRICS = ("reward/mean", "staleness/mean", "staleness/max")
 """Metrics in the status besides those of the trainer; metrics.jsonl has all metrics."""
 ACTIVITIES = ("generating", "training", "updating_weights", "trainer_waiting")
+ENGINE_SECONDS = "engine_seconds/"
 SMOOTHED_STEPS = 8
 """Steps over which the reported tokens per second are averaged: engines work ahead, so one step may have no tokens."""
 
@@ -46,6 +48,8 @@ class RunHistory:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.watches = Stopwatches(clock)
+        self.engines = EngineSeconds(self._until)
+        self.engines_before: dict[str, float] = {}  # of the steps of earlier coordinator processes
         self.points: list[HistoryPoint] = []
         self.last_step: Metrics = {}
         self.seconds_before = 0.0  # of earlier coordinator processes
@@ -58,8 +62,18 @@ class RunHistory:
     @property
     def seconds(self) -> float:
         """Seconds that the run has been up, summed over all coordinator processes."""
-        until = self._clock() if self._ended is None else self._ended
-        return self.seconds_before + until - self._began
+        return self.seconds_before + self._until() - self._began
+
+    def _until(self) -> float:
+        return self._clock() if self._ended is None else self._ended
+
+    def engine_seconds(self) -> Metrics:
+        """Return engine_seconds/ACTIVITY → seconds of all engines since the start of the run."""
+        before = self.engines_before
+        return {name: before.get(name, 0.0) + spent for name, spent in self._engine_metrics().items()}
+
+    def _engine_metrics(self) -> Metrics:
+        return {f"{ENGINE_SECONDS}{activity}": spent for activity, spent in self.engines.seconds().items()}
 
     def end(self) -> None:
         """Stop the clock at the end of the run. The process continues to serve requests."""
@@ -98,8 +112,10 @@ class RunHistory:
         if self._first_step is None:
             self._first_step = (step + 1, at)
         watched = self.watches.seconds() | {"seconds_weight_updates": updating}
-        marked, self._seconds_marked = self._seconds_marked, watched
+        spent = self._engine_metrics()
+        marked, self._seconds_marked = self._seconds_marked, watched | spent
         return {
+            **{name: spent[name] - marked.get(name, 0.0) for name in spent},
             "seconds": self.seconds,
             "tokens_per_second": (generated_tokens - tokens) / max(1e-9, at - before),
             **{f"seconds/{name.removeprefix('seconds_')}": watched[name] - marked.get(name, 0.0) for name in watched},

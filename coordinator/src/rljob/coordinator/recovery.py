@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import asdict
 from typing import cast
 
 from rljob.api.job_status import MOST_WARNINGS
+from rljob.coordinator.progress import ENGINE_SECONDS
 from rljob.coordinator.run import Run
 from rljob.coordinator.trajectory import Trajectory, Turn
 from rljob.ledger import queries
@@ -90,8 +92,11 @@ def _recover_evaluations(run: Run) -> None:
 
 
 def _recover_progress(run: Run) -> None:
+    before: Counter[str] = Counter()
     for step, metrics in recorded_steps(run.ledger.query):
         run.progress.add(step, metrics)
+        before.update({name: value for name, value in metrics.items() if name.startswith(ENGINE_SECONDS)})
+    run.progress.engines_before = dict(before)
     if run.progress.points:
         run.progress.seconds_before = run.progress.points[-1].seconds
 

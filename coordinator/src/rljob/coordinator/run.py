@@ -224,6 +224,7 @@ class Run:
             self.ledger.then(self.changed)
 
     def _update_timers(self) -> None:
+        self.progress.engines.update(self.engines.by_instance, self.now)
         watches, engines = self.progress.watches, self.engines.by_instance.values()
         watches.set("generating", any(engine.requests for engine in engines))
         watches.set("updating_weights", any(engine.update is not None for engine in engines))

@@ -90,7 +90,7 @@ def _reason(text: str) -> str:
 def _metrics(run: Run) -> dict[str, float]:
     """Return the metrics of the status. Longer names, which a status does not permit, are only in metrics.jsonl."""
     progress = run.progress
-    metrics = progress.summary() | progress.watches.seconds()
+    metrics = progress.summary() | progress.watches.seconds() | progress.engine_seconds()
     if run.over and progress.points:
         metrics["tokens_per_second"] = progress.tokens_per_second(len(progress.points))  # of the whole run
     return {name: value for name, value in metrics.items() if len(name) <= METRIC_NAME_LENGTH}
@@ -173,7 +173,8 @@ def _component_statuses(run: Run) -> list[ComponentStatus]:
         held = (engine.running, engine.waiting)
         if silent := engine.silent_seconds(run.now):
             reason, state = f"its agent has been silent for {silent:.0f} s; it gets no requests", "silent"
-        components.append(ComponentStatus("agent", engine.instance, state, engine.restarts, reason, *held))
+        spent = run.progress.engines.of(engine)
+        components.append(ComponentStatus("agent", engine.instance, state, engine.restarts, reason, *held, spent))
     components += [
         ComponentStatus("agent", crash.pool, _crashed_state(crash, "starting"), crash.restarts, crash.reason)
         for crash in crashed.values()

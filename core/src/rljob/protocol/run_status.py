@@ -50,6 +50,9 @@ class ComponentStatus(StatusPart):
     message: str = ""  # agent: why its engine server exited last; trainer: why it waits
     running: int = 0  # agent: requests running in its engine
     waiting: int = 0  # agent: requests held until the engine has room
+    seconds: dict[str, float] = field(default_factory=dict)
+    """agent: seconds of its engine by activity (generating, waiting, paused, dead), with earlier servers of the engine,
+    since the start of the coordinator process. They add up to wall-clock time since the engine's first registration."""
 
 
 @dataclass

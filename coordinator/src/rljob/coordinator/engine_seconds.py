@@ -1,0 +1,114 @@
+"""Where the time of engines goes: every second of an engine is generating, waiting, paused or dead.
+
+An account belongs to one engine of a pool over all its servers: a server that registers takes the account of a server
+of its pool that is gone, of the same name if there is one. An account begins when its first server registers, and from
+then on its seconds add up to wall-clock time. It ends when its engine was removed on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rljob.coordinator.engines import EngineRecord
+
+ENGINE_ACTIVITIES = ("generating", "waiting", "paused", "dead")
+"""generating: it has requests. waiting: it could take requests, and has none. paused: it has no weights yet, or
+receives weights. dead: its server starts or is gone, or its agent is silent or not connected."""
+
+
+@dataclass(eq=False)
+class EngineAccount:
+    """The seconds of one engine. ``name``: POOL-NUMBER."""
+
+    name: str
+    pool: str
+    begun: float
+    since: float
+    activity: str = "dead"
+    user: str = ""  # name of the engine that has it, or had it last
+    ended: bool = False
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ENGINE_ACTIVITIES, 0.0))
+
+    def advance(self, now: float, activity: str) -> None:
+        """Add the time until ``now`` to the activity so far, and continue with ``activity``."""
+        if not self.ended:
+            self.seconds[self.activity] += now - self.since
+        self.since, self.activity = now, activity
+
+
+class EngineSeconds:
+    """The accounts of all engines of a run since the start of this process.
+
+    Args:
+        clock: returns seconds; it stands still after the end of the run.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._held: dict[EngineRecord, EngineAccount] = {}
+        self.accounts: list[EngineAccount] = []
+
+    def update(self, engines: Mapping[str, EngineRecord], now: float) -> None:
+        """Record the state of the engines.
+
+        Args:
+            engines: instance → engine, of all registered engines.
+            now: time of the event loop.
+        """
+        at = self._clock()
+        gone = [engine for engine in self._held if engines.get(engine.instance) is not engine]
+        for engine in gone:
+            lost = self._held.pop(engine)
+            lost.advance(at, "dead")
+            lost.ended = engine.state == "leaving"
+        for engine in engines.values():
+            account = self._held.get(engine)
+            if account is None and engine.connection is not None:
+                account = self._take(engine, at)
+            if account is not None and (activity := activity_of(engine, now)) != account.activity:
+                account.advance(at, activity)
+
+    def _take(self, engine: EngineRecord, at: float) -> EngineAccount:
+        """Return the account of an engine that has just registered. It may be that of a server that is not connected:
+        if that one connects again, it takes another account."""
+        holders = {account: holder for holder, account in self._held.items()}
+        of_pool = [account for account in self.accounts if account.pool == engine.pool]
+        free = [account for account in of_pool if not account.ended and not _is_connected(holders.get(account))]
+        account = next((each for each in free if each.user == engine.name), free[0] if free else None)
+        if account is None:
+            account = EngineAccount(f"{engine.pool}-{len(of_pool)}", engine.pool, at, at)
+            self.accounts.append(account)
+        elif account in holders:
+            del self._held[holders[account]]
+        account.user = engine.name
+        self._held[engine] = account
+        return account
+
+    def of(self, engine: EngineRecord) -> dict[str, float]:
+        """Return activity → seconds of a registered engine and the servers before it; empty: it has no account."""
+        account = self._held.get(engine)
+        return {} if account is None else self.seconds([account])
+
+    def seconds(self, accounts: Iterable[EngineAccount] | None = None) -> dict[str, float]:
+        """Return activity → seconds of some accounts until now; by default of all."""
+        at, sums = self._clock(), dict.fromkeys(ENGINE_ACTIVITIES, 0.0)
+        for account in self.accounts if accounts is None else accounts:
+            for activity, spent in account.seconds.items():
+                sums[activity] += spent
+            if not account.ended:
+                sums[account.activity] += at - account.since
+        return sums
+
+
+def _is_connected(holder: EngineRecord | None) -> bool:
+    return holder is not None and holder.connection is not None
+
+
+def activity_of(engine: EngineRecord, now: float) -> str:
+    """Return what a registered engine does; ``now``: time of the event loop."""
+    if engine.connection is None or engine.state == "starting" or engine.silent_seconds(now):
+        return "dead"
+    if engine.update is not None or engine.serving is None:
+        return "paused"
+    return "generating" if engine.requests else "waiting"

@@ -1,0 +1,135 @@
+"""The seconds of engines by activity: exact sums over restarts, losses and silence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from world import job
+
+from rljob.coordinator.engine_seconds import ENGINE_ACTIVITIES, EngineSeconds
+from rljob.coordinator.engines import SILENT_HEARTBEATS, EngineRecord
+from rljob.coordinator.status_report import status_of
+from rljob.coordinator.tracking import TrackingWriter, finish
+from rljob.protocol.messages import HEARTBEAT_SECONDS
+from rljob.scheduling.dispatch import Request, SharedPrefix
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def engine(instance: str, pool: str = "main", pod: str = "") -> EngineRecord:
+    connection: Any = SimpleNamespace(heard=100.0)
+    return EngineRecord(instance, 4, 64, pool=pool, connection=connection, pod=pod, serving=(0, 0))
+
+
+def give_request(record: EngineRecord) -> None:
+    record.add(Request(("g0.0", 0, 0), SharedPrefix(), (0, 0, 0), 8))
+
+
+def test_each_second_has_one_activity() -> None:
+    clock = Clock()
+    accounts, one = EngineSeconds(clock), engine("a.0")
+    one.serving = None
+
+    def spend(seconds: float, *engines: EngineRecord, silent: bool = False) -> None:
+        heard = clock.now - (SILENT_HEARTBEATS * HEARTBEAT_SECONDS + 1 if silent else 0)
+        for each in engines:
+            if each.connection is not None:
+                each.connection.heard = heard
+        accounts.update({each.instance: each for each in engines}, clock.now)
+        clock.now += seconds
+
+    spend(1, one)  # it has no weights
+    one.serving = (0, 0)
+    spend(2, one)
+    give_request(one)
+    spend(4, one)
+    one.begin_update(1)
+    spend(8, one)  # requests wait meanwhile
+    one.end_update()
+    spend(16, one, silent=True)
+    one.connection = None
+    spend(32, one)
+    spend(64)  # it is forgotten
+    assert accounts.seconds() == {"generating": 4, "waiting": 2, "paused": 9, "dead": 112}
+    assert sum(accounts.seconds().values()) == clock.now - 100
+
+
+def test_the_next_server_of_an_engine_takes_its_account() -> None:
+    clock = Clock()
+    accounts = EngineSeconds(clock)
+    first, second, exam = engine("a.0", pod="pod-a"), engine("b.0", pod="pod-b"), engine("c.0", "exam")
+    accounts.update({each.instance: each for each in (first, second, exam)}, 100.0)
+    clock.now += 1
+    accounts.update({"c.0": exam}, 100.0)
+    clock.now += 2
+    again = engine("b.1", pod="pod-b")  # not the account of pod-a, although that was lost first
+    accounts.update({each.instance: each for each in (exam, again)}, 100.0)
+    clock.now += 4
+    assert accounts.of(again) == {"generating": 0, "waiting": 5, "paused": 0, "dead": 2}
+    other = engine("d.0", pod="pod-d")
+    accounts.update({each.instance: each for each in (exam, again, other)}, 100.0)
+    assert accounts.of(other) == {"generating": 0, "waiting": 1, "paused": 0, "dead": 6}
+    assert [account.name for account in accounts.accounts] == ["main-0", "main-1", "exam-0"]
+
+
+def test_a_server_takes_the_account_of_one_that_lost_its_connection() -> None:
+    clock = Clock()
+    accounts, old, new = EngineSeconds(clock), engine("a.0"), engine("a.1")
+    accounts.update({"a.0": old}, 100.0)
+    clock.now += 1
+    connection, old.connection = old.connection, None
+    accounts.update({"a.0": old, "a.1": new}, 100.0)
+    clock.now += 2
+    assert (accounts.of(old), sum(accounts.of(new).values())) == ({}, 3)
+    old.connection = connection  # it was another engine
+    accounts.update({"a.0": old, "a.1": new}, 100.0)
+    assert [account.name for account in accounts.accounts] == ["main-0", "main-1"]
+    assert sum(accounts.seconds().values()) == 3
+
+
+def test_an_engine_that_was_removed_on_purpose_is_not_dead() -> None:
+    clock = Clock()
+    accounts, one = EngineSeconds(clock), engine("a.0")
+    accounts.update({"a.0": one}, 100.0)
+    clock.now += 3
+    one.state = "leaving"
+    accounts.update({}, 100.0)
+    clock.now += 9
+    assert accounts.seconds() == {"generating": 0, "waiting": 3, "paused": 0, "dead": 0}
+    accounts.update({"b.0": engine("b.0")}, 100.0)
+    assert [account.name for account in accounts.accounts] == ["main-0", "main-1"]
+
+
+async def test_steps_status_and_restarted_coordinator_agree(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(steps=3), tmp_path, engines=2)
+    await world.start()
+    world.connect_all()
+    while world.run.version < 2:
+        await world.some(1)
+    world.kill_coordinator()
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    status = status_of(world.run)
+    shown = {m.name: m.value for m in status.metrics if m.name.startswith("engine_seconds/")}
+    assert shown.keys() == {f"engine_seconds/{activity}" for activity in ENGINE_ACTIVITIES}
+    finish(TrackingWriter(tmp_path, tensorboard=False))
+    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for name, seconds in shown.items():
+        assert sum(step[name] for step in steps) <= seconds + 1e-9
+    assert sum(step["engine_seconds/generating"] for step in steps) > 0
+    agents = [each for each in status.components if each.role == "agent"]
+    accounts = world.run.progress.engines.accounts
+    assert len(agents) == len(accounts) == 2
+    for agent, account in zip(agents, accounts, strict=True):
+        end = world.run.progress._until()
+        assert sum(agent.seconds.values()) == pytest.approx(end - account.begun)
