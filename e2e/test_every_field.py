@@ -33,6 +33,7 @@ LISTS = {
     "spec.environments": {"name": "made", "builtin": "frozen_lake"},
     "spec.network.allowFrom": {"name": "made"},
     "spec.network.egress.to": {"name": "made", "cidr": "10.0.0.0/16"},
+    "spec.environments.egress.to": {"name": "made", "cidr": "10.0.0.0/16"},
     "spec.rewards.egress.to": {"name": "made", "cidr": "10.0.0.0/16"},
     "spec.network.nodes": {"name": "made", "cidr": "10.0.0.0/16"},
 }

@@ -792,6 +792,11 @@ FIELDS = [
         "a service with url has no pod in the job; remove one of them",
     ),
     Case(
+        "destinations of an environment outside the job",
+        ("spec.environments=[{name: lake, url: 'http://a', egress: {policy: Listed}}]",),
+        "a service with url has no pod in the job; remove one of them",
+    ),
+    Case(
         "GPUs as RDMA adapters",
         ("spec.trainer.rdma.resource=nvidia.com/gpu",),
         "nvidia.com/gpu is requested by accelerator; name the resource of the network adapters",

@@ -125,7 +125,8 @@ def test_every_list_of_named_entries_is_merged_by_name():
     assert by_name == {
         *("spec.models", "spec.tasks", "spec.tasks[].moreRewards", "spec.rewards"),
         *("spec.environments", "spec.rollouts"),
-        *("spec.network.allowFrom", "spec.network.egress.to", "spec.network.nodes", "spec.rewards[].egress.to"),
+        *("spec.network.allowFrom", "spec.network.egress.to", "spec.network.nodes"),
+        *("spec.rewards[].egress.to", "spec.environments[].egress.to"),
         *("status.roles", "status.run.queues", "status.run.metrics", "status.run.engines"),
     }
     assert keys["status.conditions"] == ["type"]

@@ -1,4 +1,4 @@
-"""Outgoing connections by role: a reward with an egress of its own is selected by no other policy for egress."""
+"""Outgoing connections by role: a service with an egress of its own is selected by no other policy for egress."""
 
 import ipaddress
 
@@ -10,14 +10,25 @@ from rljob.manifests.inputs import RenderTarget
 
 INSIDE = {"policy": "Listed", "to": [{"name": "inside", "cidr": "10.0.0.0/8"}]}
 NOTHING = {"policy": "Listed"}
-ROLES = ("reward-exact", "reward-own", "runner", "trainer", "coordinator", "rollout-main", "initializer")
+ROLES = (
+    "reward-exact",
+    "reward-own",
+    "environment-own",
+    "runner",
+    "trainer",
+    "coordinator",
+    "rollout-main",
+    "initializer",
+)
 
 
 def network(manifest, job, own):
     spec = manifest["spec"]
     spec["network"] = {"egress": job}
     spec["rewards"] = [{"name": "exact", "builtin": "reasoning_gym"}, {"name": "own", "builtin": "exact_match"}]
-    spec["rewards"][1] |= {"egress": own} if own is not None else {}
+    spec["environments"] = [{"name": "own", "builtin": "frozen_lake"}]
+    for service in (spec["rewards"][1], spec["environments"][0]):
+        service |= {"egress": own} if own is not None else {}
     roles = {role.name: role for role in render(validate(manifest), RenderTarget(uid="uid"))}
     return roles["network"]
 
@@ -48,7 +59,7 @@ def reaches(role, policies, address):
 def test_each_role_reaches_what_its_egress_allows(manifest, job, own):
     policies = network(manifest, job, own).objects
     for role in ROLES:
-        applies = own if role == "reward-own" and own is not None else job
+        applies = own if role.endswith("-own") and own is not None else job
         anywhere = applies.get("policy", "Any") == "Any"
         for address, listed in (("10.1.2.3", bool(applies.get("to"))), ("169.254.169.254", False)):
             assert reaches(role, policies, address) == (anywhere or listed), (role, address)
@@ -63,7 +74,7 @@ def test_ingress_is_restricted_for_all_roles_whatever_their_egress(manifest):
         )
 
 
-def test_a_change_of_the_egress_of_a_reward_changes_its_policies_and_restarts_nothing(manifest):
+def test_a_change_of_the_egress_of_a_service_changes_its_policies_and_restarts_nothing(manifest):
     before, after = network(manifest, {}, None), network(manifest, {}, NOTHING)
     assert before.hash != after.hash
     hashes = []

@@ -89,6 +89,9 @@ IN_LAKE = (
 
 RDMA = {"name": "main", "rdma": {"resource": "rdma/hca"}}
 REMOTE = given(models=[{"name": "policy", "source": "hf://a/b"}])
+LAKE_LISTED = given(
+    environments=[{"name": "lake", "builtin": "frozen_lake", "egress": {"policy": "Listed"}}],
+)
 LISTED = given(rewards=[{"name": "exact", "builtin": "reasoning_gym", "egress": {"policy": "Listed"}}])
 TWO_MODELS = [{"name": "policy", "source": "job://model"}, {"name": "other", "source": "job://other-model"}]
 SPARE = given(rewards=[{"name": "spare", "builtin": "reasoning_gym"}, {"name": "exact", "builtin": "reasoning_gym"}])
@@ -279,6 +282,9 @@ ROWS: dict[str, Outcome] = {
     "spec.environments.timeoutSeconds": Shows(c.episodes, 5, LAKE),
     "spec.environments.maxSessions": Shows(c.episodes, 5, LAKE),
     "spec.environments.idleSeconds": Shows(c.episodes, 5, LAKE),
+    "spec.environments.egress.policy": Changed("Listed", LAKE),
+    "spec.environments.egress.to.name": Changed("mine", LAKE_LISTED),
+    "spec.environments.egress.to.cidr": Changed("10.0.0.0/8", LAKE_LISTED),
     "spec.environments.replicas.min": Changed(2, LAKE),
     "spec.environments.replicas.max": Changed(2, LAKE),
     "spec.trainer.backend": Shows(c.planned, "megatron"),

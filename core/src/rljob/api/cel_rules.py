@@ -320,13 +320,13 @@ def _inside(at: str) -> CelRule:
 def _services() -> Iterator[CelRule]:
     forms = ("builtin", "function", "url", "local")
     has_form = " || ".join(f"has(self.{escaped(form)})" for form in (*forms, "template"))
-    for owner, of_pods in (("rewards[]", ("template", "egress")), ("environments[]", ("template",))):
+    for owner in ("rewards[]", "environments[]"):
         yield CelRule(
             f"spec.{owner}",
             f"{_at_most_one_of(*forms)} && ({has_form})",
             "give exactly one of builtin, function, url, local",
         )
-        for field in of_pods:
+        for field in ("template", "egress"):
             yield CelRule(
                 f"spec.{owner}",
                 f"!has(self.url) || !has(self.{field})",
@@ -370,7 +370,7 @@ def _settings() -> Iterator[CelRule]:
     )
     yield from _schedule()
     yield from _backends()
-    for owner in ("network", "rewards[]"):
+    for owner in ("network", "rewards[]", "environments[]"):
         yield CelRule(
             f"spec.{owner}.egress",
             "self.policy == 'Listed' || self.to.size() == 0",

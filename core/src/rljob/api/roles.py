@@ -118,6 +118,8 @@ class Environment(Model):
     """Pods of the service. An episode stays on the pod where it began."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
     """Time limit for a reset or a step. After this time it is cancelled, and the sample counts as failed."""
+    egress: Annotated[Egress | None, FieldMeta(reader="objects", local=NO_POLICIES)] = None
+    """As in `rewards`."""
     max_sessions: Annotated[int, Field(ge=1, le=1_048_576)] = 4096
     """Episodes at a time in one process or pod. Further ones wait."""
     idle_seconds: Annotated[float, Field(ge=1, le=604_800)] = 3600.0

@@ -255,7 +255,7 @@ def _service(
         yield f"{path}: {cause}; give exactly one of {', '.join(given)}"
     elif service.url is not None and service.template is not None:
         yield f"{path}.template: a service with url has no pod in the job; remove one of them"
-    elif service.url is not None and isinstance(service, Reward) and service.egress is not None:
+    elif service.url is not None and service.egress is not None:
         yield f"{path}.egress: a service with url has no pod in the job; remove one of them"
     elif service.builtin is not None:
         for problem in builtins[service.builtin].option_problems(service.config):
@@ -324,7 +324,7 @@ def _replicas(spec: RLJobSpec) -> Iterator[str]:
 
 def _network(spec: RLJobSpec) -> Iterator[str]:
     egress = {"network.egress": spec.network.egress}
-    egress |= {f"rewards[{i}].egress": each.egress for i, each in enumerate(spec.rewards) if each.egress is not None}
+    egress |= {f"{field}.egress": each.egress for field, each in spec.services.items() if each.egress is not None}
     lists: dict[str, Sequence[Peer | Destination]] = {
         "network.allowFrom": spec.network.allow_from,
         **{f"{field}.to": each.to for field, each in egress.items()},

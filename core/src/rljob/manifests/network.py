@@ -46,7 +46,10 @@ def network(ctx: RenderContext) -> RenderedRole:
 
 def _own_egress(ctx: RenderContext) -> dict[str, Egress]:
     """Return role → its egress, for roles with one of their own."""
-    return {role_name("reward", each.name): each.egress for each in ctx.job.spec.rewards if each.egress is not None}
+    spec = ctx.job.spec
+    kinds = {"reward": spec.rewards, "environment": spec.environments}
+    own = {role_name(kind, each.name): each.egress for kind, entries in kinds.items() for each in entries}
+    return {role: egress for role, egress in own.items() if egress is not None}
 
 
 def _policy(
