@@ -36,7 +36,9 @@ def rljob() -> dict[str, Any]:
     for field in ("evaluation.tasks", "evaluation.passAt"):
         _at(spec, field)["x-kubernetes-list-type"] = "set"
     _add_descriptions(spec, "spec", fields())
-    schema = _object(str(RLJob.__doc__), spec, _schema_of(RLJobStatus, defaults=False))
+    status = _schema_of(RLJobStatus, defaults=False)
+    _open_condition_types(status)
+    schema = _object(str(RLJob.__doc__), spec, status)
     schema["required"] = ["metadata", "spec"]
     name = _schema_of(Metadata, defaults=False)["properties"]["name"]
     schema["properties"]["metadata"] |= {"properties": {"name": name}}
@@ -101,12 +103,23 @@ def add(schema: Schema, rule: CelRule) -> None:
     at["x-kubernetes-validations"] = [*at.get("x-kubernetes-validations", []), validation]
 
 
+def _open_condition_types(status: Schema) -> None:
+    """Allow conditions of other controllers, and of newer operators: an enumeration would refuse the whole status."""
+    condition = _at(status, "conditions[]")["properties"]
+    closed = {name: value for name, value in condition["type"].items() if name != "enum"}
+    condition["type"] = ordered(closed | {"maxLength": 316, "pattern": CONDITION_TYPE})
+
+
 def _column(name: str, path: str, kind: str = "string", wide: bool = False, description: str = "") -> dict[str, Any]:
     column = {"name": name, "type": kind, "jsonPath": path}
     column |= {"description": description} if description else {}
     return column | ({"priority": 1} if wide else {})
 
 
+CONDITION_TYPE = (
+    r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$"
+)
+"""Type of a condition, as in metav1.Condition."""
 _READY = '.status.conditions[?(@.type=="Ready")]'
 COLUMNS = [
     _column("Ready", f"{_READY}.reason", description="Running, or the reason why the job is not running."),
