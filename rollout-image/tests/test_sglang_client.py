@@ -6,6 +6,7 @@ from array import array
 import msgspec
 import pytest
 from fake_server import serving
+from letters import FIRST, write_letters
 
 from rljob.protocol.messages import ParameterMeta, PrepareWeights, Probe, SamplingParams, VersionSpan
 from rljob.rollout.adapters.base import BadRequestError, EngineGoneError, unpack_ints
@@ -22,8 +23,13 @@ async def server():
 
 
 @pytest.fixture
-async def client(server):
-    client = SglangClient(server.url, "secret", VOCABULARY)
+def letters(tmp_path):
+    return write_letters(tmp_path, VOCABULARY)
+
+
+@pytest.fixture
+async def client(server, letters):
+    client = SglangClient(server.url, "secret", VOCABULARY, lambda: letters)
     yield client
     await client.close()
 
@@ -87,6 +93,27 @@ async def test_a_request_has_only_the_stop_tokens_of_the_task(server, client):
     assert (unpack_ints(output.token_ids), output.finish) == ([5, 6], "stop")
     assert array("f", output.logprobs).tolist() == [-0.5, -0.5]
     assert output.spans == [VersionSpan(-1, 0, 1), VersionSpan(7, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("answered", "options", "kept", "finish"),
+    [
+        ([], {"stop": ["34"]}, 2, "stop"),
+        ([2], {"stop": ["23"]}, 1, "stop"),
+        ([], {"stop": ["9"]}, 3, "length"),
+        ([], {"min_tokens": 2, "stop_token_ids": [3, 5]}, 3, "stop"),
+        ([8], {"min_tokens": 2, "stop_token_ids": [3, 4]}, 2, "stop"),
+    ],
+)
+async def test_an_answer_is_cut_after_the_token_that_ends_it(server, client, answered, options, kept, finish):
+    stops = ["".join(chr(FIRST + int(digit)) for digit in stop) for stop in options.pop("stop", [])]
+    sampling = msgspec.structs.replace(SamplingParams(1.0, 3, [], 3, stops, answered=len(answered)), **options)
+    server.answer = generated([3, 4, 5], spans=((0, 1, "0.3"), (1, 3, "0.4")), logprobs=[-1.0, -2.0, -3.0])
+    output = await client.generate("r1", prompt(7, *answered), sampling)
+    assert (unpack_ints(output.token_ids), output.finish) == ([3, 4, 5][:kept], finish)
+    assert array("f", output.logprobs).tolist() == [-1.0, -2.0, -3.0][:kept]
+    assert output.spans == [VersionSpan(3, 0, 1), VersionSpan(4, 1, kept)][: 1 + (kept > 1)]
+    assert server.calls[0][1]["sampling_params"]["stop_token_ids"] == []
 
 
 async def test_without_stop_tokens_nothing_ends_an_answer(server, client):
@@ -220,7 +247,7 @@ async def test_no_request_is_in_flight_when_these_modes_pause(server, client, in
 
 
 async def test_an_absent_server_is_a_failure():
-    client = SglangClient("http://127.0.0.1:9", "k", None)
+    client = SglangClient("http://127.0.0.1:9", "k", None, lambda: pytest.fail("no stop string"))
     with pytest.raises(EngineGoneError, match="SGLang does not answer"):
         await client.resume()
     assert not await client.healthy()

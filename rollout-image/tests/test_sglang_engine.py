@@ -13,6 +13,7 @@ import threading
 
 import psutil
 import pytest
+from letters import write_letters
 from served_engine import IN_FLIGHT_TOKENS, LONGEST, Trainer, agent_environment, floats, ints, running
 
 from rljob.api.roles import Rollout
@@ -170,6 +171,7 @@ async def engine(run):
     words = run.server().cmdline()
     client = adapter.connect(int(words[words.index("--port") + 1]), run.server().environ()[KEY_VARIABLE])
     engine = EngineUnderTest(client, adapter.in_flight, run.trainer.tensors(), 320, LONGEST, IN_FLIGHT_TOKENS)
+    engine.tokenizer = write_letters(run.model_path, 320)
     await engine.update()
     yield engine
     engine.close()

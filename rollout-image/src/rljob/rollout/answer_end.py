@@ -8,12 +8,19 @@ string straddles the seam.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from rljob.protocol.messages import SamplingParams
 from rljob.protocol.stop_strings import find_stop
+
+
+@cache
+def load_tokenizer(model: str) -> Tokenizer:
+    """Return the tokenizer of the model in a directory."""
+    return Tokenizer.from_file(f"{model}/tokenizer.json")
 
 
 class AnswerEnd:

@@ -22,6 +22,7 @@ from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.rollout.adapters.base import Launch
 from rljob.rollout.adapters.sglang.main import KEY_VARIABLE
 from rljob.rollout.adapters.sglang.sglang_client import PAUSE_MODES, SglangClient
+from rljob.rollout.answer_end import load_tokenizer
 from rljob.rollout.exit_diagnosis import describe_end, first_error
 from rljob.rollout.model_config import text_config
 
@@ -149,7 +150,8 @@ class SglangAdapter:
     def connect(self, port: int, key: str) -> SglangClient:
         """Return a client of the server on ``port``."""
         vocabulary = text_config(self._model).get("vocab_size")
-        return SglangClient(f"http://127.0.0.1:{port}", key, vocabulary if isinstance(vocabulary, int) else None)
+        known = vocabulary if isinstance(vocabulary, int) else None
+        return SglangClient(f"http://127.0.0.1:{port}", key, known, lambda: load_tokenizer(str(self._model)))
 
     def find_error(self, lines: Iterable[str]) -> str:
         """Return which signal killed a process of the server, else the first error that SGLang's log names."""

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
+from tokenizers import Tokenizer
 
 from rljob.protocol.messages import PrepareWeights, SamplingParams, VersionSpan
 from rljob.rollout.adapters.base import BadRequestError, EngineGoneError, GenerationOutput, unpack_ints
 from rljob.rollout.adapters.http_client import EngineHttp
 from rljob.rollout.adapters.sglang.sglang_orders import SglangGroup, SglangRound, as_text
 from rljob.rollout.adapters.version_label import labelled_version, version_label
+from rljob.rollout.answer_end import AnswerEnd
 
 PAUSE_MODES = {"keep": "retract", "keepStaleCache": "in_place", "abort": "retract", "wait": "retract"}
 """inFlight → SGLang's mode."""
@@ -73,11 +75,12 @@ class SglangClient:
         url: of the server, without a trailing slash.
         key: of this start of the server.
         vocabulary: token ids are below this number; None if it is not known.
+        tokenizer: returns the model's tokenizer, which finds stop strings.
     """
 
-    def __init__(self, url: str, key: str, vocabulary: int | None) -> None:
+    def __init__(self, url: str, key: str, vocabulary: int | None, tokenizer: Callable[[], Tokenizer]) -> None:
         self._http = EngineHttp("SGLang", url, key)
-        self._vocabulary = vocabulary
+        self._vocabulary, self._tokenizer = vocabulary, tokenizer
         self._version = "default"  # SGLang's label of the initial weights
         self._in_flight: set[str] = set()
         self._open = asyncio.Event()
@@ -99,7 +102,9 @@ class SglangClient:
         return await self._http.answers("/v1/loads")
 
     async def generate(self, request: str, token_ids: bytes, sampling: SamplingParams) -> GenerationOutput:
-        """Generate one completion."""
+        """Generate one completion. With stop strings or a minimum length SGLang generates all tokens, and what follows
+        the end of the answer is cut off: it has no tokenizer, and knows no tokens of an earlier request."""
+        cut = bool(sampling.stop or sampling.min_tokens)
         prompt = unpack_ints(token_ids)
         self._check_tokens(prompt)
         await self._open.wait()
@@ -109,8 +114,9 @@ class SglangClient:
             "sampling_params": {
                 "temperature": sampling.temperature,
                 "max_new_tokens": sampling.max_tokens,
-                "stop_token_ids": sampling.stop_token_ids,
-                "ignore_eos": not sampling.stop_token_ids,  # it would ignore these too; the scheduler knows no others
+                "stop_token_ids": [] if cut else sampling.stop_token_ids,
+                "ignore_eos": cut
+                or not sampling.stop_token_ids,  # it would ignore these too; the scheduler knows no others
                 "top_p": 1.0,
                 "top_k": -1,
                 "min_p": 0.0,
@@ -126,7 +132,8 @@ class SglangClient:
             self._in_flight.discard(request)
             if not self._in_flight:
                 self._idle.set()
-        return _output(reply, sampling)
+        length = _length(AnswerEnd(sampling, prompt, self._tokenizer), reply.output_ids) if cut else None
+        return _output(reply, sampling, length)
 
     async def abort(self, requests: Sequence[str]) -> None:
         """Stop requests."""
@@ -197,8 +204,13 @@ def _numbers(logprobs: _Logprobs) -> list[float]:
     return [NO_NUMBER if logprob is None else logprob for logprob, _, _ in logprobs]
 
 
-def _output(reply: _Generated, sampling: SamplingParams) -> GenerationOutput:
-    """Return SGLang's answer as an output.
+def _length(end: AnswerEnd, tokens: Sequence[int]) -> int | None:
+    """Return the number of tokens up to the end of the answer; None if it does not end."""
+    return next((count for count, token in enumerate(tokens, 1) if end.is_at(token)), None)
+
+
+def _output(reply: _Generated, sampling: SamplingParams, length: int | None) -> GenerationOutput:
+    """Return SGLang's answer as an output; ``length``: tokens after which it ends, None: all.
 
     Raises:
         EngineGoneError: it has other numbers of tokens, log-probabilities and versions.
@@ -213,6 +225,9 @@ def _output(reply: _Generated, sampling: SamplingParams) -> GenerationOutput:
             f"versions {meta.weight_versions}"
         )
     finish = meta.finish_reason.type
+    if length is not None:
+        spans = [VersionSpan(span.version, span.start, min(span.end, length)) for span in spans if span.start < length]
+        return GenerationOutput.pack(tokens[:length], _numbers(meta.output_token_logprobs[:length]), spans, "stop")
     if finish == "length" and tokens and tokens[-1] in sampling.stop_token_ids:
         finish = "stop"  # the last token that was allowed
     return GenerationOutput.pack(tokens, _numbers(meta.output_token_logprobs), spans, finish)

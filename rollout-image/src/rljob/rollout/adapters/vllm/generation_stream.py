@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import uuid
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,11 +18,10 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from tokenizers import Tokenizer
 
 from rljob.protocol.messages import DECODE_ERRORS, SamplingParams
 from rljob.rollout.adapters.base import BadRequestError, EngineGoneError, unpack_ints
-from rljob.rollout.answer_end import AnswerEnd
+from rljob.rollout.answer_end import AnswerEnd, load_tokenizer
 
 GENERATE = "/rljob/generate"
 FRAME_BYTES = 4 << 20
@@ -285,7 +283,7 @@ async def _generate(engine: Any, request: StreamRequest) -> StreamOutput:
     if not sampling.stop and not sampling.min_tokens:
         (output,) = [output async for output in _outputs(engine, request, prompt, streamed=False)]
         return _stream_output(request.name, output.token_ids, output.logprobs.logprobs, output)
-    end = AnswerEnd(sampling, prompt, lambda: _tokenizer(engine.model_config.model))
+    end = AnswerEnd(sampling, prompt, lambda: load_tokenizer(engine.model_config.model))
     tokens: list[int] = []
     logprobs: list[float] = []
     ended = 0  # number of tokens up to the end of the answer; 0: not found yet
@@ -371,11 +369,6 @@ async def score(engine: Any, token_ids: list[int]) -> list[float]:
     pairs = zip(token_ids, result.prompt_logprobs, strict=True)
     logprobs = [entry[token].logprob for token, entry in pairs if entry is not None]
     return [value if value > LEAST else LEAST for value in logprobs]
-
-
-@functools.cache
-def _tokenizer(model: str) -> Tokenizer:
-    return Tokenizer.from_file(f"{model}/tokenizer.json")
 
 
 def _is_bad_request(error: Exception) -> bool:
