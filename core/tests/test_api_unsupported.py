@@ -12,9 +12,6 @@ EXAMPLES = {
     "models[].placement": ("trainer", "spec.models[0].placement: trainer is not supported yet; remove it"),
     "scheduling.gang.provider": ("volcano", "spec.scheduling.gang.provider: volcano is not supported yet; remove it"),
     "scheduling.gang.queue": ("mine", "spec.scheduling.gang.queue: mine is not supported yet; remove it"),
-    "environments[].template": ({"metadata": {}}, "spec.environments[0].template: not supported yet; remove it"),
-    "environments[].replicas.min": (2, "spec.environments[0].replicas.min: 2 is not supported yet; remove it or set 1"),
-    "environments[].replicas.max": (2, "spec.environments[0].replicas.max: 2 is not supported yet; remove it"),
     "trainer.parallelism.context": (2, "spec.trainer.parallelism.context: 2 is not supported yet; remove it or set 1"),
     "trainer.parallelism.expert": (2, "spec.trainer.parallelism.expert: 2 is not supported yet; remove it or set 1"),
     "rollouts[].model": ("judge", "spec.rollouts[0].model: judge is not supported yet; remove it or set policy"),
@@ -32,8 +29,6 @@ UNSUPPORTED = list(outermost(manifest_fields(RLJobSpec), lambda field: field.uns
 
 def with_value(manifest, path, value):
     here = manifest["spec"]
-    if path.startswith("environments"):
-        here["environments"] = [{"name": "lake", "builtin": "frozen_lake"}]
     *way, last = path.split(".")
     for step in way:
         here = here[step[:-2]][0] if step.endswith("[]") else here.setdefault(step, {})

@@ -7,11 +7,12 @@ connections to them are not restricted.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from rljob.api.kubernetes import Destination, Egress, Peer
 from rljob.api.pod_models import PORT
+from rljob.api.roles import Environment, Reward
 from rljob.manifests import names
 from rljob.manifests.inputs import Object
 from rljob.manifests.names import role_name
@@ -47,7 +48,7 @@ def network(ctx: RenderContext) -> RenderedRole:
 def _own_egress(ctx: RenderContext) -> dict[str, Egress]:
     """Return role → its egress, for roles with one of their own."""
     spec = ctx.job.spec
-    kinds = {"reward": spec.rewards, "environment": spec.environments}
+    kinds: dict[str, Sequence[Reward | Environment]] = {"reward": spec.rewards, "environment": spec.environments}
     own = {role_name(kind, each.name): each.egress for kind, entries in kinds.items() for each in entries}
     return {role: egress for role, egress in own.items() if egress is not None}
 
