@@ -56,7 +56,7 @@ NAME   READY   STEP   PROGRESS   TRAINER   ROLLOUT   REWARD   STALENESS   AGE
 sums                                                                      NOW
 """
 SCALE = """
-NAME                JOB    ROLE           DESIRED   PODS   AGE
+NAME                JOB    ROLE           DESIRED   PODS   AGE   MESSAGE
 sums-rollout-main   sums   rollout-main   2         1      NOW
 """
 

@@ -55,6 +55,28 @@ def test_the_scale_status_has_replicas_and_selector(world):
     assert scale["status"] == {"replicas": 4, "selector": "rljob.dev/job=sums,rljob.dev/role=rollout-main"}
 
 
+@pytest.mark.parametrize(
+    ("requested", "message"),
+    [
+        (9, "9 replicas are outside the range of role rollout-main in the RLJob: its maximum, 4, applies"),
+        (1, "1 replicas are outside the range of role rollout-main in the RLJob: its minimum, 2, applies"),
+        (3, None),
+    ],
+)
+def test_the_status_of_a_scale_says_which_bound_applies(requested, message):
+    world = World()
+    world.run_up()
+    world.scale(POOL, requested)
+
+    def written():
+        return next(each for each in world.decide().desired if each["kind"] == "RLJobScale")["status"].get("message")
+
+    assert written() == message
+    world.children["RLJobScale", "sums-rollout-main"].body["status"] = {"message": message} if message else {}
+    world.scale(POOL, 3)
+    assert written() == ("" if message else None), "it is removed when the number is in the range again"
+
+
 def test_a_scale_without_pods_has_no_status():
     world = World()
     world.settle()

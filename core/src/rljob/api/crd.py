@@ -82,6 +82,11 @@ def rljobscale() -> dict[str, Any]:
                 "type": "string",
                 "maxLength": 4096,
             },
+            "message": {
+                "description": "Which bound of the role applies, if spec.replicas is outside its range.",
+                "type": "string",
+                "maxLength": 4096,
+            },
         },
     }
     names = {"kind": "RLJobScale", "plural": "rljobscales", "shortNames": ["rljs"], "categories": ["rl"]}
@@ -153,6 +158,7 @@ SCALE_COLUMNS = [
     _column("Desired", ".spec.replicas", "integer"),
     _column("Pods", ".status.replicas", "integer"),
     _column("Age", ".metadata.creationTimestamp", "date"),
+    _column("Message", ".status.message"),
 ]
 
 

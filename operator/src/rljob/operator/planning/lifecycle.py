@@ -20,6 +20,7 @@ from rljob.operator.planning import (
     reasons,
     role_status,
     scale,
+    scale_status,
     starvation,
     suspension,
     trainer,
@@ -242,7 +243,7 @@ def _select_objects(
             if role.kind == TRAINER and ref[0] == "Job" and not trainer_due:
                 continue
             if ref[0] == "RLJobScale":
-                each = scale.with_scale_status(view, role, each)
+                each = scale_status.with_scale_status(view, role, each)
                 if ref not in children:
                     each = scale.with_replicas(each, view.wanted[role.name])
             if ref[0] == "PodDisruptionBudget":

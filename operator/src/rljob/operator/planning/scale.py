@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from rljob.api.job_status import EngineStatus, RunState
 from rljob.manifests.inputs import Object
-from rljob.manifests.names import selector_text
 from rljob.manifests.render_context import RenderedRole
 from rljob.operator.api_types import Child, Pod
 from rljob.operator.plan import POD_DELETION_COST, TRAINER
@@ -84,16 +83,6 @@ def choose(pods: Sequence[Pod], count: int, already: Iterable[str], run: RunStat
 
     newest = sorted(pods, key=lambda pod: (pod.metadata.creation_timestamp, pod.metadata.name), reverse=True)
     return [pod.metadata.name for pod in sorted(newest, key=order)[: max(0, count)]]
-
-
-def with_scale_status(view: JobView, role: RenderedRole, rendered: Object) -> Object:
-    """Return an RLJobScale with the status that the scale subresource shows; unchanged while there are no pods."""
-    replicas = len(alive(view.pods.get(role.name, ())))
-    child = view.observed.children.get((rendered["kind"], rendered["metadata"]["name"]))
-    if not replicas and (child is None or not child.body.get("status")):
-        return rendered
-    selector = selector_text(view.observed.metadata.name, role.name)
-    return {**rendered, "status": {"replicas": replicas, "selector": selector}}
 
 
 def with_replicas(rendered: Object, replicas: int | None) -> Object:

@@ -1,0 +1,33 @@
+"""The status of an RLJobScale: what the scale subresource shows, and which bound applies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob.manifests.inputs import Object
+from rljob.manifests.names import selector_text
+from rljob.manifests.render_context import RenderedRole
+from rljob.operator.planning.job_view import JobView, alive, wanted_replicas
+
+
+def with_scale_status(view: JobView, role: RenderedRole, rendered: Object) -> Object:
+    """Return an RLJobScale with the status that the scale subresource shows; unchanged while there are no pods."""
+    replicas = len(alive(view.pods.get(role.name, ())))
+    child = view.observed.children.get((rendered["kind"], rendered["metadata"]["name"]))
+    if not replicas and (child is None or not child.body.get("status")):
+        return rendered
+    status: dict[str, Any] = {"replicas": replicas, "selector": selector_text(view.observed.metadata.name, role.name)}
+    message = _limited(view, role.name)
+    if message or (child is not None and child.body.get("status", {}).get("message")):
+        status["message"] = message
+    return {**rendered, "status": status}
+
+
+def _limited(view: JobView, role: str) -> str:
+    """Return a message if the replicas of the role's RLJobScale are outside its range; empty otherwise."""
+    asked = view.observed.scales.get(role)
+    limit = wanted_replicas(view.job, view.observed.scales).get(role, asked)
+    if asked is None or limit is None or asked == limit:
+        return ""
+    bound = "maximum" if asked > limit else "minimum"
+    return f"{asked} replicas are outside the range of role {role} in the RLJob: its {bound}, {limit}, applies"
