@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -79,7 +79,7 @@ class SessionTable:
         metrics.SESSIONS.set(len(self._sessions))
         metrics.EPISODES.inc()
         self._touch(session)
-        return await self._run(session, session.episode.reset(request.seed, request.row))
+        return await self._run(session, session.episode.reset, request.seed, request.row)
 
     async def step(self, name: str, request: StepRequest) -> bytes:
         """Make a step; return its observation, encoded.
@@ -114,7 +114,7 @@ class SessionTable:
             raise
         if found is not None:
             return self._keep(session, found)
-        return await self._run(session, session.episode.step(request.action))
+        return await self._run(session, session.episode.step, request.action)
 
     def close(self, name: str) -> None:
         """End a session; one that does not exist is ended already."""
@@ -155,12 +155,12 @@ class SessionTable:
             raise session.reply
         return session.reply
 
-    async def _run(self, session: Session, call: Any) -> bytes:
-        """Await a call of the environment in a task, so that it continues if its client disconnects and asks again."""
+    async def _run(self, session: Session, call: Callable[..., Awaitable[Observation]], *arguments: Any) -> bytes:
+        """Call the environment in a task, so that it continues if its client disconnects and asks again."""
 
         async def run() -> bytes:
             try:
-                return self._keep(session, await call)
+                return self._keep(session, await call(*arguments))
             except EpisodeError as error:
                 self._fail(session, error)
                 raise
