@@ -215,6 +215,16 @@ def test_a_runner_without_the_package_of_a_reward_starts_and_does_not_check_rows
     assert "rows are not checked by reward right: spec.rewards[0].function: module not_installed_here" in caplog.text
 
 
+def test_a_stop_string_with_a_special_token_is_refused(storage: Path) -> None:
+    path = storage / "model" / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(path))
+    stops = {"sampling": {"stop": ["end", "a<end>"]}}
+    (problem,) = check(environment(storage, stops), DataReaders(), will_initialize=False)
+    assert problem.startswith("spec.tasks[0].sampling.stop[1]: 'a<end>' contains the special token '<end>', which the")
+
+
 def test_all_tasks_and_the_model_are_checked_even_if_one_is_invalid(storage: Path) -> None:
     (storage / "model" / "config.json").write_text("{}")
     tasks = [{"name": name, "data": {"jsonl": {"path": f"job://{name}"}}, "reward": "right"} for name in ("one", "two")]
