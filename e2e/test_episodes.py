@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -125,6 +126,7 @@ async def test_faults_and_a_killed_runner_cost_no_more_than_their_samples(tmp_pa
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.skipif(not os.environ.get("RLJOB_THOROUGH"), reason="seconds; test_environment_replicas has its parts")
 async def test_a_pod_that_is_gone_costs_the_groups_of_its_episodes_and_no_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
