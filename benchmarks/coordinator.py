@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import time_limit
 from benchmarks.coordinator_peers import Load, encoded
 from benchmarks.report import names_of, report, target
 from rljob.api.models import RLJob
@@ -36,6 +37,7 @@ from rljob.ledger.store import LEDGER
 ROOT = Path(__file__).resolve().parents[1]
 MEMBERS = 8
 TOKEN = "none"
+TIMEOUT_SECONDS = 1200.0
 TURNS = 25
 TURN_TOKENS = {"2k": (40, 38), "32k": (500, 806)}
 """Context of the last of 25 turns → tokens of a completion and of an observation."""
@@ -109,19 +111,23 @@ def coordinator(load: Load, directory: Path, port: int) -> subprocess.Popen[byte
     return subprocess.Popen([sys.executable, "-m", "rljob.coordinator.main"], env=os.environ | environment, cwd=ROOT)
 
 
+def program(module: str) -> list[str]:
+    """Return the command of a part of this benchmark."""
+    return [sys.executable, "-c", f"from benchmarks.{module} import main; main()"]
+
+
 def floor(_: Load, directory: Path, port: int) -> subprocess.Popen[bytes]:
     """Start the floor."""
     (directory / "run").mkdir()
-    command = [sys.executable, "-m", "benchmarks.floor_coordinator", str(port), str(directory / "run")]
-    return subprocess.Popen(command, cwd=ROOT)
+    return subprocess.Popen([*program("floor_coordinator"), str(port), str(directory / "run")], cwd=ROOT)
 
 
 @asynccontextmanager
 async def events(port: int, load: Load, pid: int) -> AsyncIterator[asyncio.StreamReader]:
     """Run the peers; yield their standard output."""
-    command = ["-m", "benchmarks.coordinator_peers", f"http://127.0.0.1:{port}", encoded(load)]
-    command += ["--token", TOKEN, "--pid", str(pid)]
-    peers = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=subprocess.PIPE, cwd=ROOT)
+    arguments = [f"http://127.0.0.1:{port}", encoded(load), "--token", TOKEN, "--pid", str(pid)]
+    command = [*program("coordinator_peers"), *arguments]
+    peers = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, cwd=ROOT)
     assert peers.stdout is not None
     try:
         yield peers.stdout
@@ -249,7 +255,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="also write benchmarks/results/coordinator.json")
     parser.add_argument("--only", type=names_of(CELLS), default=list(CELLS), help="cells, comma-separated")
+    time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
+    time_limit.limit("benchmarks.coordinator", options.timeout)
     figures, targets = asyncio.run(run(options.only))
     report("coordinator", figures, targets, options.json)
 

@@ -289,7 +289,3 @@ def main() -> None:
 def encoded(load: Load) -> str:
     """Return the argument of a load."""
     return json.dumps(asdict(load))
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,6 @@
 
 It uses nothing of rljob but speaks its protocol: messages are lists of a tag and fields (rljob/protocol/messages.py).
 Server, fsync and the commit of all that arrived during the last one are the same. Samples are leased endlessly.
-python -m benchmarks.floor_coordinator PORT DIRECTORY
 """
 
 from __future__ import annotations
@@ -109,13 +108,13 @@ class Floor:
         self.db.execute("COMMIT")
 
 
-async def main(port: int, directory: Path) -> None:
-    """Serve at a port until killed."""
+async def _serve(port: int, directory: Path) -> None:
     floor = Floor(directory)
     options = {"ws": "websockets-sansio", "ws_per_message_deflate": False, "ws_max_size": 1 << 26, "lifespan": "off"}
     server = uvicorn.Server(uvicorn.Config(floor, host="127.0.0.1", port=port, log_level="error", **options))
     await asyncio.gather(floor.commit(), server.serve())
 
 
-if __name__ == "__main__":
-    uvloop.run(main(int(sys.argv[1]), Path(sys.argv[2])))
+def main() -> None:
+    """Serve at the port and in the directory of the command line."""
+    uvloop.run(_serve(int(sys.argv[1]), Path(sys.argv[2])))

@@ -118,7 +118,8 @@ def test_a_resumed_local_run_uses_the_new_values_of_fields_that_may_change(tmp_p
     write_model(tmp_path / "model")
     spec = to_data(synchronous_job(models=[{"name": "policy", "source": "model"}]))["spec"]
     spec["training"] |= {"steps": 2, "promptsPerStep": 1, "samplesPerPrompt": 2}
-    spec["algorithm"]["groupFilter"] = "none"
+    for task in spec["tasks"]:
+        task["groupFilter"] = {"kind": "none"}
     manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "sums"}, "spec": spec}
     run_locally(manifest, tmp_path)
     run = tmp_path / "run"
