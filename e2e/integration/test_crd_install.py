@@ -103,7 +103,7 @@ def test_a_status_that_its_models_reject_is_rejected(cluster, namespace):
     for status in (
         {
             "conditions": [
-                {"type": "Odd", "status": "True", "reason": "X", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+                {"type": "Odd", "status": "Perhaps", "reason": "X", "lastTransitionTime": "2026-01-01T00:00:00Z"}
             ]
         },
         {"startTime": "yesterday"},
