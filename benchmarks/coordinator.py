@@ -41,14 +41,14 @@ TIMEOUT_SECONDS = 1200.0
 TURNS = 25
 TURN_TOKENS = {"2k": (40, 38), "32k": (500, 806)}
 """Context of the last of 25 turns → tokens of a completion and of an observation."""
-CELLS: Mapping[str, Load] = {
+CELLS: Mapping[str, Load] = {  # ``warm`` is more than what is in flight, two batches, whose turns began before
     "saturated": Load(),
     "saturated_without_shards": Load(ranks=0),
     "500_per_second": Load(rate=500.0, samples=5120, warm=1536),
     "lag": Load(rate=500.0, samples=5120, warm=1536, ask=True),
     **{
         f"turns_{name}": Load(
-            agents=16, ranks=0, samples=512, warm=64, tokens=tokens, turns=TURNS, observation=observed
+            prompts=8, agents=16, ranks=0, samples=1024, warm=256, tokens=tokens, turns=TURNS, observation=observed
         )
         for name, (tokens, observed) in TURN_TOKENS.items()
     },
