@@ -28,6 +28,7 @@ from typing import Any
 
 from benchmarks import time_limit
 from benchmarks.coordinator_peers import Load, encoded
+from benchmarks.process_counters import memory_bytes
 from benchmarks.report import names_of, report, target
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
@@ -178,8 +179,7 @@ async def _measure(pid: int, directory: Path, port: int, load: Load) -> Measured
     size, found.payload_per_token = payload_per_completion(directory)
     written = (event["written_bytes"] - began["written_bytes"]) / (load.samples - load.warm)
     found.written_per_sample = written - size * load.turns
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    found.resident_gib = pages * os.sysconf("SC_PAGE_SIZE") / 2**30
+    found.resident_gib = memory_bytes(pid) / 2**30
     return found
 
 

@@ -9,26 +9,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import struct
 import sys
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import aiohttp
 import uvloop
 import zstandard
 
+from benchmarks.process_counters import cpu_seconds, written_bytes
 from rljob.protocol import messages as m
 from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.shards import encode_selection
 
 FRAME_COMPLETIONS = 16
 FLUSH_SECONDS = 0.002
-TICKS = os.sysconf("SC_CLK_TCK")
 VARIANTS = 64
 """Different completions: a coordinator that compresses must not see the same bytes each time."""
 TEXT = " ".join(f"word{i}" for i in range(400))[:2000]
@@ -258,17 +256,6 @@ class Agent:
         if self._done:
             self._link.send(m.Completions(self._done))
             self._done = []
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def written_bytes(pid: int) -> int:
-    """Return what a process has written by write calls, which sockets do not use."""
-    return int(dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())["wchar"])
 
 
 def _ids(draw: random.Random, count: int) -> list[int]:

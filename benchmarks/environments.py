@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import os
 import signal
 import socket
 import statistics
@@ -23,13 +22,13 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 
 from benchmarks import time_limit
+from benchmarks.process_counters import TICK_SECONDS, cpu_seconds, memory_bytes
 from benchmarks.report import report, target
 from rljob.api.environments.ice import FrozenLakeOptions
 from rljob.environments.frozen_lake import FrozenLake
@@ -39,7 +38,6 @@ TIMEOUT_SECONDS = 900.0
 SESSIONS = (1, 64, 1024)
 GOAL = 0.8
 ACTIONS = ("L", "D", "R", "U")
-TICKS = os.sysconf("SC_CLK_TCK")
 ECHO = """
 import sys
 from fastapi import FastAPI
@@ -80,17 +78,6 @@ async def server(*command: str) -> AsyncIterator[tuple[str, int]]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def memory_bytes(pid: int) -> int:
-    """Return the resident memory of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def echoed(client: aiohttp.ClientSession, url: str, deadline: float) -> int:
@@ -136,7 +123,7 @@ async def measure(url: str, pid: int, sessions: int, seconds: float, echo: bool)
                 for i in range(sessions)
             )
         )
-        return sum(counts) / (time.monotonic() - began), sum(counts) / max(1 / TICKS, cpu_seconds(pid) - cpu)
+        return sum(counts) / (time.monotonic() - began), sum(counts) / max(TICK_SECONDS, cpu_seconds(pid) - cpu)
 
 
 async def held(url: str, pid: int, sessions: int) -> float:

@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import yaml
 
+from benchmarks import process_counters
 from benchmarks.operator_audit import POLICY, AuditLog
 from benchmarks.operator_jobs import CLUSTER, STORAGE_CLASS
 from rljob.kube.access import Access
@@ -32,7 +33,6 @@ ACCOUNT = "rljob-operator"
 WORKERS = 16
 LATER = ("controller-manager", "scheduler", "kwok")
 _STOP_SECONDS = 30.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def camel(name: str) -> str:
@@ -117,8 +117,7 @@ class OperatorProcess:
 
     def cpu_seconds(self) -> float:
         """Return the CPU time used so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        return process_counters.cpu_seconds(self.process.pid)
 
     def _peak_mib(self) -> float:
         status = Path(f"/proc/{self.process.pid}/status").read_text()

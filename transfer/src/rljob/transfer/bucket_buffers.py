@@ -21,8 +21,8 @@ Memory: TypeAlias = npt.NDArray[np.uint8]
 class BucketBuffers:
     """Buffers that are lent as tensors, and lent again once no tensor refers to them. Thread-safe.
 
-    A tensor that nobody returns is never overwritten: an engine may hold views of a bucket as long as it needs. Then
-    the next bucket gets another buffer.
+    A buffer is never overwritten while a tensor refers to it, for example a view that an engine holds. The next bucket
+    then gets another buffer.
 
     Args:
         most: buffers to keep; None: all, until :meth:`keep` sets a number.
