@@ -43,6 +43,29 @@ def test_an_event_from_before_an_own_deletion_is_ignored():
     assert versions(cache) == {"p": 6}
 
 
+def test_an_answer_from_before_the_deletion_by_others_is_ignored():
+    cache = pods()
+    cache.put(raw(3))
+    assert cache.drop(raw(5)) == (KEY,)
+    assert cache.put(raw(4)) == () and versions(cache) == {}
+    assert cache.drop(raw(8, "never-seen", uid="u3")) == ()
+    assert cache.put(raw(7, "never-seen", uid="u3")) == () and versions(cache) == {}
+
+
+def test_an_answer_from_before_a_list_without_the_object_is_ignored():
+    cache = pods()
+    cache.put(raw(3))
+    assert cache.replace("", [], 10) == {KEY}
+    assert cache.put(raw(4)) == () and versions(cache) == {}
+
+
+def test_an_object_that_has_its_labels_again_is_back():
+    cache = pods()
+    cache.put(raw(3))
+    assert cache.drop(raw(4)) == (KEY,), "a watch with a selector reports a lost label as a deletion"
+    assert cache.put(raw(5)) == (KEY,) and versions(cache) == {"p": 5}
+
+
 def test_a_list_removes_deleted_objects_but_not_newer_writes():
     cache = pods()
     cache.put(raw(3, "old"))
@@ -98,3 +121,24 @@ def test_in_any_order_the_newest_stays(steps):
     for _, version in steps:
         cache.put(raw(version))
     assert versions(cache) == {"p": 9}
+
+
+@given(st.data())
+def test_answers_that_arrive_late_do_not_change_the_last_state(data):
+    history = []
+    for uid in range(data.draw(st.integers(1, 3), label="lives of the object")):
+        history += [("put", str(uid))] * data.draw(st.integers(1, 3)) + [("drop", str(uid))]
+    if data.draw(st.booleans(), label="exists at the end"):
+        history.append(("put", "last"))
+    answers = data.draw(st.lists(st.integers(0, len(history) - 1)), label="versions that answers show")
+    arrivals = [(data.draw(st.integers(at, len(history))), at) for at in answers]
+    cache = pods()
+    for now, (event, uid) in enumerate([*history, ("end", "")]):
+        for _, at in sorted(each for each in arrivals if each[0] == now):
+            if history[at][0] == "put":
+                cache.put(raw(at + 1, uid=history[at][1]))
+        if event == "put":
+            cache.put(raw(now + 1, uid=uid))
+        elif event == "drop":
+            cache.drop(raw(now + 1, uid=uid))
+    assert versions(cache) == ({"p": len(history)} if history[-1][0] == "put" else {})

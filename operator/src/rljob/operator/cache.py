@@ -6,6 +6,7 @@ which Kubernetes guarantees for the objects of a resource since 1.35.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -16,8 +17,8 @@ from rljob.operator.api_types import Child, Meta, Pod
 from rljob.operator.object_kinds import RLJOBS, Resource
 from rljob.operator.plan import Key
 
-REMEMBERED_DELETIONS = 10_000
-"""Upper bound of own deletions whose events have not arrived."""
+REMEMBERED_REMOVALS = 10_000
+"""Number of removed objects that stay removed when an event or an answer of an older version comes late."""
 
 
 class CachedJob(msgspec.Struct, gc=False):
@@ -108,8 +109,11 @@ class Cache(Generic[T]):
         self._jobs: dict[Key, dict[str, T]] = {}
         self._names: dict[Key, str] = {}
         """Namespace and name of an object → its job."""
-        self._deleted: dict[str, None] = {}
-        """uids of objects that this operator deleted and whose events have not arrived."""
+        self._removed: dict[str, float] = {}
+        """uid → last version of the objects that were removed last; the newest entry is last.
+
+        An object that lost its labels has a newer version when it has them again; a deleted one never returns.
+        """
 
     def __len__(self) -> int:
         return len(self._names)
@@ -144,8 +148,8 @@ class Cache(Generic[T]):
         known = self.find(meta.namespace, meta.name)
         if known is not None and int(meta.resource_version) <= int(known.metadata.resource_version):
             return ()
-        if meta.uid in self._deleted:
-            return ()
+        if int(meta.resource_version) <= self._removed.get(meta.uid, 0):
+            return ()  # an answer that was sent before the removal
         job = self._job_of(meta)
         changed: tuple[Key, ...] = ()
         if known is not None and self._names[meta.namespace, meta.name] != job:
@@ -160,9 +164,7 @@ class Cache(Generic[T]):
 
     def deleted(self, namespace: str, name: str, uid: str) -> None:
         """Remove an object that this operator deleted; later events of its uid are ignored."""
-        self._deleted[uid] = None
-        if len(self._deleted) > REMEMBERED_DELETIONS:
-            self._deleted.pop(next(iter(self._deleted)))
+        self._remember_removal(uid, math.inf)
         known = self.find(namespace, name)
         if known is not None and known.metadata.uid == uid:
             self._forget(namespace, name)
@@ -170,7 +172,7 @@ class Cache(Generic[T]):
     def drop(self, raw: bytes | msgspec.Raw) -> tuple[Key, ...]:
         """Remove an object after a DELETED event; return its job if it was here."""
         meta = self.read(raw).metadata
-        self._deleted.pop(meta.uid, None)
+        self._remember_removal(meta.uid, int(meta.resource_version))
         known = self.find(meta.namespace, meta.name)
         if known is None or int(known.metadata.resource_version) > int(meta.resource_version):
             return ()
@@ -191,8 +193,15 @@ class Cache(Generic[T]):
         for place in gone:
             known = self.find(*place)
             if known is not None and int(known.metadata.resource_version) <= version:
+                self._remember_removal(known.metadata.uid, version)
                 changed.add(self._forget(*place))
         return changed
+
+    def _remember_removal(self, uid: str, version: float) -> None:
+        """Let late events and answers of this version and older ones be ignored: no event would remove them again."""
+        self._removed[uid] = max(version, self._removed.pop(uid, 0))
+        if len(self._removed) > REMEMBERED_REMOVALS:
+            self._removed.pop(next(iter(self._removed)))
 
     def _forget(self, namespace: str, name: str) -> Key:
         key = namespace, self._names.pop((namespace, name))
