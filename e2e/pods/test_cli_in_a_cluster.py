@@ -152,7 +152,7 @@ def all_up(job: Job) -> None:
 
     def up() -> bool:
         roles = job.status().get("roles", ())
-        return bool(roles) and all(role["ready"] == role["desired"] for role in roles)
+        return bool(roles) and all(role["ready"] == role["desired"] > 0 for role in roles)  # suspended: 0 of 0
 
     job.until(up, 90, "all roles to be ready")
 
