@@ -70,7 +70,7 @@ class NamespaceClient:
 
         async def all_ready() -> bool:
             roles = (await self.status(name)).get("roles", ())
-            return bool(roles) and all(role["ready"] == role["desired"] for role in roles)
+            return bool(roles) and all(role["ready"] == role["desired"] > 0 for role in roles)
 
         await self.until(all_ready, seconds)
 

@@ -220,8 +220,16 @@ class Job:
     def has_reason(self, kind: str, reason: str, seconds: float) -> str:
         """Wait until a condition has a reason; return its message."""
         wanted = "Failed" if kind == "Failed" else f"{kind} to be {reason}"
-        self.until(lambda: self.condition(kind)[1] == reason, seconds, wanted)
-        return self.condition(kind)[2]
+        return self.until(lambda: (found := self.condition(kind))[1] == reason and found, seconds, wanted)[2]
+
+    def all_up(self, seconds: float) -> None:
+        """Wait until every role has pods and all are ready. A suspended job has 0 of 0."""
+
+        def up() -> bool:
+            roles = self.status().get("roles", ())
+            return bool(roles) and all(role["ready"] == role["desired"] > 0 for role in roles)
+
+        self.until(up, seconds, "all roles to be ready")
 
     def has_pods(self, role: str, count: int, seconds: float) -> Objects:
         """Wait until a role has so many pods and all are ready."""

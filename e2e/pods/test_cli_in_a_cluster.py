@@ -142,19 +142,9 @@ def waiting(
     _fill_claim(node, namespace, installed.images["coordinator"], WAITING, storage)
     job = Job(node, namespace, manifest(WAITING, installed.images["runner"], WAITING))
     job.apply()
-    all_up(job)
+    job.all_up(90)
     yield job
     job.delete()
-
-
-def all_up(job: Job) -> None:
-    """Wait until every role of a job is ready."""
-
-    def up() -> bool:
-        roles = job.status().get("roles", ())
-        return bool(roles) and all(role["ready"] == role["desired"] > 0 for role in roles)  # suspended: 0 of 0
-
-    job.until(up, 90, "all roles to be ready")
 
 
 def _fill_claim(node: Node, namespace: str, image: str, name: str, content: Path) -> None:
@@ -358,7 +348,7 @@ def test_stop_suspends_followed_logs_end_and_resume_continues_the_run(cli: Cli, 
         "suspended\n",
     )
     assert cli("resume", WAITING)[0] == 0
-    all_up(waiting)
+    waiting.all_up(90)
     assert cli("status", WAITING)[0] == 0
 
 

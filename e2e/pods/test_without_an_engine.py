@@ -51,16 +51,6 @@ def idle() -> Object:
     }
 
 
-def all_up(job: Job) -> None:
-    """Wait until every role of a job is ready."""
-
-    def up() -> bool:
-        roles = job.status().get("roles", ())
-        return bool(roles) and all(role["ready"] == role["desired"] for role in roles)
-
-    job.until(up, START_SECONDS, "all roles to be ready")
-
-
 def test_an_image_that_does_not_exist_shows_in_the_conditions_within_30_seconds(node: Cluster, namespace: str) -> None:
     image = "localhost/there-is-none:1"
     template = {"spec": {"containers": [{"name": "main", "image": image, "imagePullPolicy": "IfNotPresent"}]}}
@@ -85,7 +75,7 @@ def test_a_volume_that_does_not_exist_shows_in_the_conditions_within_30_seconds(
 @pytest.mark.alone
 def test_a_node_drain_ends_and_the_job_continues_when_there_is_a_node_again(node: Cluster, namespace: str) -> None:
     job = job_in(node, namespace, **idle())
-    all_up(job)
+    job.all_up(START_SECONDS)
     before, (name,) = job.lives(), node.nodes
     try:
         began = time.monotonic()
@@ -98,7 +88,7 @@ def test_a_node_drain_ends_and_the_job_continues_when_there_is_a_node_again(node
         assert "nodes are cordoned" in job.has_reason("Ready", "PodsPending", SOON)
     finally:
         node.kubectl("uncordon", name)
-    all_up(job)
+    job.all_up(START_SECONDS)
     assert not {uid for uid, _ in before.values()} & {uid for uid, _ in job.lives().values()}
     trainer = job.status()["trainer"]
     assert trainer["number"] == 2 and trainer.get("charged", 0) == 0, "a drain is nobody's fault"
@@ -106,7 +96,7 @@ def test_a_node_drain_ends_and_the_job_continues_when_there_is_a_node_again(node
 
 def test_deleting_the_rljob_removes_all_but_its_claim(node: Cluster, namespace: str) -> None:
     job = job_in(node, namespace, **idle())
-    all_up(job)
+    job.all_up(START_SECONDS)
     assert {each.partition("/")[0] for each in job.children()} >= {"Job", "Deployment", "StatefulSet", "Service", "Pod"}
     secrets = [each["metadata"]["name"] for each in node.api.list(f"/api/v1/namespaces/{namespace}/secrets")]
     assert any(secret.startswith("quickstart-tokens-") for secret in secrets)
