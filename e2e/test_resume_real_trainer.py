@@ -109,6 +109,7 @@ async def test_a_run_whose_checkpoints_are_lost_resumes_from_s3_bit_for_bit(
         files = empty_bucket("bucket")
         async with run_with_real_trainer(tmp_path, uri) as harness:
             await harness.until("trainer", "the checkpoint of step 2 was written")
+            await recorded(tmp_path, step=1)
             harness.kill("coordinator")
             harness.kill("trainer")
         shutil.rmtree(tmp_path / "checkpoints")
@@ -120,6 +121,15 @@ async def test_a_run_whose_checkpoints_are_lost_resumes_from_s3_bit_for_bit(
     (lost,) = [check.problems for check in audit(tmp_path).checks if not check.ok]
     assert any("checkpoint 1" in problem for problem in lost), "the older one is in S3 only"
     assert all("does not exist" in problem for problem in lost)
+
+
+async def recorded(storage: Path, step: int) -> None:
+    """Wait until the ledger has a checkpoint; the coordinator may be behind the trainer's log."""
+    found = 0
+    while not found:
+        with LedgerReader(storage) as ledger:
+            found = ledger.value("SELECT COUNT(*) FROM checkpoints WHERE step = ?", step)
+        await asyncio.sleep(0.01)
 
 
 def damage_newest_checkpoint(storage: Path) -> str:

@@ -83,7 +83,7 @@ class ControlPlane(ResourceStack, Access):
         """The certificate authority of the API server."""
         self._launch("etcd")
         self._launch("apiserver")
-        self._wait_file(self.authority)
+        self._wait_certificate(self.authority)
         self.api = self.client(self._tokens["admin"])
         """Administrator client."""
         self.pods = Pods(self.api)
@@ -135,9 +135,10 @@ class ControlPlane(ResourceStack, Access):
     def _command(self, name: str) -> list[str]:
         return _COMMANDS[name](self)
 
-    def _wait_file(self, path: Path) -> None:
+    def _wait_certificate(self, path: Path) -> None:
+        """Return when the file is complete: the API server creates it empty."""
         deadline = time.monotonic() + START_SECONDS
-        while not path.exists():
+        while not path.exists() or not path.read_text().endswith("-----END CERTIFICATE-----\n"):
             self._check(deadline, "the API server wrote no certificate")
 
     def _wait_ready(self) -> None:
