@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
 from rljob.ledger.segments import HEADER
 from rljob.ledger.store import LEDGER
+from rljob.protocol.free_port import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 MEMBERS = 8
@@ -140,10 +140,8 @@ async def events(port: int, load: Load, pid: int) -> AsyncIterator[asyncio.Strea
 
 async def measure(start: Any, load: Load) -> Measured:
     """Return what a coordinator that ``start`` starts costs under a load."""
-    with tempfile.TemporaryDirectory() as name, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
+    with tempfile.TemporaryDirectory() as name:
+        port = free_port()
         process = start(load, Path(name), port)
         try:
             return await _measure(process.pid, Path(name), port, load)

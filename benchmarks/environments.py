@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import itertools
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from benchmarks.report import report, target
 from rljob.api.environments.ice import FrozenLakeOptions
 from rljob.environments.frozen_lake import FrozenLake
 from rljob.protocol.episode_messages import Observation, OpenSession, StepRequest
+from rljob.protocol.free_port import free_port
 
 TIMEOUT_SECONDS = 900.0
 SESSIONS = (1, 64, 1024)
@@ -62,9 +62,7 @@ _encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(Observation)
 @asynccontextmanager
 async def server(*command: str) -> AsyncIterator[tuple[str, int]]:
     """Start a server with its address as last argument but those after ``--listen``; yield address and process id."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen([sys.executable, *(address if word == "ADDRESS" else word for word in command)])
     try:
         async with aiohttp.ClientSession() as session:

@@ -22,7 +22,6 @@ import contextlib
 import json
 import os
 import secrets
-import socket
 import statistics
 import sys
 import tempfile
@@ -43,6 +42,7 @@ from rljob.api.resolve import resolve
 from rljob.local import commands, processes
 from rljob.local.commands import LocalContext
 from rljob.local.run_directory import ROLES
+from rljob.protocol.free_port import free_port
 from rljob.protocol.run_status import decode_status
 from rljob.trainer.example_model import train_tokenizer
 
@@ -139,7 +139,7 @@ async def measure(engine: str, length: int, concurrency: int, repeats: int) -> d
         (storage / "job.json").write_text(job.model_dump_json(by_alias=True))
         tokens = {role: secrets.token_urlsafe(16) for role in ROLES}
         (storage / "tokens.json").write_text(json.dumps(tokens))
-        context = LocalContext(storage, _free_ports(commands.servers(job)), tokens)
+        context = LocalContext(storage, {name: free_port() for name in commands.servers(job)}, tokens)
         to_start = [command for command in commands.components(job, context) if command.name != "trainer"]
         started: dict[str, processes.ComponentProcess] = {}
         trainer = IdleTrainer(context.coordinator_url, tokens["trainer"], model, job)
@@ -209,14 +209,6 @@ async def _pairs(
         "direct_tokens_per_second": statistics.median(direct),
         "ratio": statistics.median(a / b for a, b in zip(through, direct, strict=True)),
     }
-
-
-def _free_ports(names: list[str]) -> dict[str, int]:
-    sockets = {name: socket.create_server(("127.0.0.1", 0)) for name in names}
-    ports = {name: listener.getsockname()[1] for name, listener in sockets.items()}
-    for listener in sockets.values():
-        listener.close()
-    return ports
 
 
 def main() -> None:

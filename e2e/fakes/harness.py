@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -26,6 +25,7 @@ from e2e.fakes.trainer import FakeTrainer
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
 from rljob.protocol.environment import ComponentEnvironment
+from rljob.protocol.free_port import free_port
 from rljob.runner.app import serve
 from rljob.runner.main import find_readers
 from rljob.runner.setup import prepare
@@ -97,7 +97,7 @@ class Harness:
         self.storage = storage
         self.restarts: dict[str, int] = {}
         self.codes: dict[str, int] = {}  # component → exit code of its last process
-        self._urls = {component: f"127.0.0.1:{_free_port()}" for component in ("coordinator", "reward")}
+        self._urls = {component: f"127.0.0.1:{free_port()}" for component in ("coordinator", "reward")}
         self._extra_variables = dict(variables or {})
         self._processes: dict[str, Child] = {}
         self._tasks: dict[str, asyncio.Task[Any]] = {}
@@ -290,10 +290,3 @@ async def _lines_of(pipe: int) -> AsyncIterator[bytes]:
                 yield line
         finally:
             transport.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

@@ -17,7 +17,6 @@ import copy
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -40,6 +39,7 @@ from rljob.operator.operator_client import OperatorClient
 from rljob.operator.plan import Key
 from rljob.operator.reconcile import Planner, Result
 from rljob.operator.service import Operator
+from rljob.protocol.free_port import free_port
 
 Object = dict[str, Any]
 SOON = 1.0
@@ -241,11 +241,7 @@ class OperatorProcess:
         modules: Sequence[str] = (),
         **changes: Any,
     ) -> None:
-        with socket.socket() as free, socket.socket() as other:
-            free.bind(("127.0.0.1", 0))
-            other.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
-            self.liveness: int = other.getsockname()[1]
+        self.port, self.liveness = free_port(), free_port()
         name = f"operator-{uuid.uuid4().hex[:8]}"
         chosen = settings(namespaces, **{"listen": f"127.0.0.1:{self.port}", **changes})
         config = directory / f"{name}.json"

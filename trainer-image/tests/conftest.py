@@ -7,7 +7,6 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in processes that tests start
 
 import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from e2e.fakes.fork_server import Child, descriptor, shared_fork_server
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
 from rljob.protocol import messages as m
+from rljob.protocol.free_port import free_port
 from rljob.protocol.messages import BatchSample, SampleTokens, Segment, Train, VersionSpan
 from rljob.protocol.shards import decode_selection
 from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic
@@ -251,8 +251,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     async def starter(coordinator: Any, job: RLJob, ranks: int = 1) -> list[Child]:
         (tmp_path / "job.json").write_text(job.model_dump_json(by_alias=True))
         (tmp_path / "storage").mkdir(exist_ok=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         environment = os.environ | {
             "RLJOB_JOB": str(tmp_path / "job.json"),
             "RLJOB_STORAGE": str(tmp_path / "storage"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from rljob.protocol.free_port import free_port
 from rljob.trainer.process_group import join_world, leave_world, make_deterministic
 
 
@@ -18,8 +18,7 @@ def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
 
     They are forks of a process that has never computed a gradient: PyTorch cannot in a fork of one that has.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rljob.trainer.backends.fsdp.backend"])
     pipes = [context.Pipe(duplex=False) for _ in range(size)]

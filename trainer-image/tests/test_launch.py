@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import psutil
 import pytest
 
 from rljob.protocol import messages as m
+from rljob.protocol.free_port import free_port
 from rljob.trainer import launch as launch_module
 from rljob.trainer.launch import Nodes, interface_of, nodes_of
 
@@ -236,8 +236,7 @@ async def test_two_ranks_in_the_middle_of_a_step_end_by_themselves(job, batch, c
 @pytest.mark.timeout(300)
 async def test_two_nodes_train_as_one(job, batch, coordinator, launch):
     coordinator.batches = {0: batch()}
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        master = f"127.0.0.1:{free.getsockname()[1]}"
+    master = f"127.0.0.1:{free_port()}"
     nodes = [
         await launch(coordinator, job(), 1, RLJOB_NODES="2", RLJOB_NODE_RANK=str(rank), RLJOB_MASTER=master)
         for rank in (1, 0)
@@ -264,8 +263,7 @@ process_group._rendezvous(int(os.environ["RANK"]), 2)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_node_that_waits_for_other_nodes_ends_on_sigterm(rank):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     variables = {"RANK": rank, "MASTER_ADDR": "localhost" if rank == "0" else "first.invalid", "MASTER_PORT": str(port)}
     command = [sys.executable, "-c", WAITS]
     with subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.PIPE, text=True) as waiting:

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from rljob.protocol.environment import RENDEZVOUS_ID
+from rljob.protocol.free_port import free_port
 from rljob.trainer import process_group
 
 
 @pytest.fixture
 def master_port(monkeypatch):
     """Address of the rendezvous, with a short polling interval."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
     monkeypatch.setattr(process_group, "AWAIT_SECONDS", 0.01)

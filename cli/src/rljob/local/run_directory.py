@@ -38,6 +38,7 @@ from rljob.api.explain import to_data
 from rljob.api.immutable import run_changes
 from rljob.api.models import RLJob
 from rljob.local.errors import CliError
+from rljob.protocol.free_port import free_port
 from rljob.protocol.initializer_stamp import mark_unused
 from rljob.protocol.run_status import RunStatus, decode_status
 
@@ -189,7 +190,7 @@ class RunDirectory:
         ports: dict[str, int] = {}
         with contextlib.ExitStack() as held:  # all at once, so that no two servers get the same port
             for server in servers:
-                ports[server] = held.enter_context(_bound(known.get(server, 0))).getsockname()[1]
+                ports[server] = held.enter_context(_bound(known.get(server) or free_port())).getsockname()[1]
         self.write("ports.json", json.dumps(ports).encode())
         return ports
 
@@ -312,7 +313,7 @@ def _bound(port: int) -> socket.socket:
     try:
         listener.bind(("127.0.0.1", port))
     except OSError:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind(("127.0.0.1", free_port()))
     return listener
 
 

@@ -12,13 +12,13 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import sys
 import time
 from collections import deque
 from functools import partial
 
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.protocol.free_port import free_port
 from rljob.protocol.parent_death import die_with_parent
 from rljob.rollout import exit_diagnosis
 from rljob.rollout.adapters.base import Adapter, EngineClient
@@ -77,7 +77,7 @@ class EngineProcess:
             EngineStartError: the program does not exist or is not executable.
         """
         remove_orphans()
-        port, key = _free_port(), secrets.token_urlsafe(32)
+        port, key = free_port(), secrets.token_urlsafe(32)
         launch = adapter.launch(port, key)
         temp_dir = ServerTempDir()
         environment = dict(os.environ, TMPDIR=str(temp_dir.path))  # so that its sockets and files are removed with it
@@ -186,8 +186,3 @@ class EngineProcess:
             self._tail.append((time.monotonic(), text.rstrip("\n")[:LINE_CHARACTERS]))
             with contextlib.suppress(OSError):  # if the disk of the log is full, the server must still not block
                 sys.stderr.write(text)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

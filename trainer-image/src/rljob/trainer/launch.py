@@ -33,6 +33,7 @@ from pathlib import Path
 
 from rljob.protocol.environment import MASTER, NODE_RANK, NODES
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.protocol.free_port import free_port
 from rljob.protocol.health_probe import HEARTBEAT
 from rljob.protocol.startup import host_and_port
 
@@ -62,8 +63,7 @@ class Nodes:
         """Return the address of the rendezvous for the ranks of this node. The first node does not use its own name,
         which the cluster's DNS may not have yet."""
         if self.count == 1:
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                return "127.0.0.1", free.getsockname()[1]
+            return "127.0.0.1", free_port()
         host, port = host_and_port(self.master)
         return host if self.rank else "localhost", int(port or MASTER_PORT)
 
