@@ -44,8 +44,6 @@ OTHERS = {
     "rollout-image/src/rljob/rollout/adapters/sglang/main.py": "sets the limits of SGLang's own server",
     "rollout-image/src/rljob/rollout/adapters/sglang/sglang_scheduler.py": "moves SGLang's store to loopback",
     "rollout-image/src/rljob/rollout/adapters/vllm/main.py": "sets the limits of vLLM's own server",
-    "rollout-image/src/rljob/rollout/supervisor.py": "finds a free port for vLLM, which requires a key on loopback",
-    "trainer-image/src/rljob/trainer/launch.py": "finds a free port for torch",
     "trainer-image/src/rljob/trainer/process_group.py": "the ranks of one trainer; not HTTP",
     "transfer/src/rljob/transfer/": "weight groups of a trainer and an engine; not HTTP",
 }
