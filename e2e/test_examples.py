@@ -9,11 +9,10 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-
-from e2e.fakes.chat_server import ChatServer, serving
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -22,17 +21,18 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_all_its_rewards_score(example: Path, tmp_path: Path) -> None:
     changes = ["spec.training.steps=4", "spec.training.promptsPerStep=4", "spec.evaluation.problems=8"]
-    judge = ChatServer(lambda message: "Fair. <score>4</score>")
-    with serving(judge) as url:
-        changes += [f"spec.rewards[{i}].config.url={url}" for i in judges(example)]
-        check_run(example, changes, tmp_path)
-    assert bool(judge.messages) == bool(judges(example))
+    for pool in frozen_pools(example):  # the real process of a frozen pool, with a fake engine
+        changes += [
+            f"spec.rollouts[{pool['name']}].engine=e2e.fakes.judge_engine:JudgeEngine",
+            f"spec.models[{pool['model']}].source=job://model",
+        ]
+    check_run(example, changes, tmp_path)
 
 
-def judges(example: Path) -> list[int]:
-    """Return the indices of the rewards that ask a judge."""
-    rewards = yaml.safe_load(example.read_text())["spec"].get("rewards", [])
-    return [i for i, reward in enumerate(rewards) if reward.get("builtin") == "judge"]
+def frozen_pools(example: Path) -> list[dict[str, Any]]:
+    """Return the pools with a model that is not trained."""
+    pools = yaml.safe_load(example.read_text())["spec"]["rollouts"]
+    return [pool for pool in pools if pool.get("model", "policy") != "policy"]
 
 
 def added_rewards(example: Path) -> list[str]:

@@ -4,6 +4,7 @@ import pytest
 
 from rljob.api.engine_registry import cpu_cache_bytes
 from rljob.api.load import validate
+from rljob.api.memory_checks import frozen_names
 from rljob.api.resolve import resolve
 from rljob.local import capacity
 
@@ -19,7 +20,9 @@ from rljob.local import capacity
 def test_the_cache_of_an_unknown_engine_counts_only_if_kv_cache_bytes_is_set(manifest, pool, size):
     manifest["spec"]["rollouts"][0] |= pool
     caches = [
-        need.size for need in capacity._needs(resolve(validate(manifest)), "source", 1000) if "caches" in need.what
+        need.size
+        for need in capacity._needs(resolve(validate(manifest)), "source", {"policy": 1000})
+        if "caches" in need.what
     ]
     assert caches == [size]
     assert cpu_cache_bytes("vllm") == 256 << 20
@@ -31,7 +34,7 @@ def test_each_replica_of_an_engine_holds_the_weights_and_each_worker_a_cache(man
         "kvCacheBytes": 1 << 20,
         "parallelism": {"tensor": 2, "pipeline": 2, "data": 5},
     }
-    _, cache, weights = capacity._needs(resolve(validate(manifest)), "source", 1000)
+    _, cache, weights = capacity._needs(resolve(validate(manifest)), "source", {"policy": 1000})
     assert (cache.size, weights.size) == (3 * 20 << 20, 3 * 5 * 4 * 1000)
 
 
@@ -39,7 +42,7 @@ def test_each_replica_of_an_engine_holds_the_weights_and_each_worker_a_cache(man
 def test_a_trainer_on_cpu_holds_its_state_gradients_and_a_checkpoint(manifest, dtype, each):
     """Bytes a parameter: weights, gradients and two moments, the copy of a checkpoint, weights in bfloat16."""
     manifest["spec"]["trainer"] = {**manifest["spec"].get("trainer", {}), "dtype": dtype}
-    assert capacity._needs(resolve(validate(manifest)), "source", 1000)[0].size == each * 1000
+    assert capacity._needs(resolve(validate(manifest)), "source", {"policy": 1000})[0].size == each * 1000
 
 
 def test_a_trainer_on_cpu_holds_each_model_that_is_not_trained_once(manifest, tmp_path, monkeypatch):
@@ -51,7 +54,7 @@ def test_a_trainer_on_cpu_holds_each_model_that_is_not_trained_once(manifest, tm
     job = resolve(validate(manifest))
     sizes = {tmp_path / "model": 1000, tmp_path / "big": 5000}
     monkeypatch.setattr(capacity, "count_parameters", sizes.__getitem__)
-    frozen = capacity._frozen_parameters(job, tmp_path)
+    frozen = capacity._parameters_of(frozen_names(job.spec), job, tmp_path)
     assert frozen == 5000
-    _, need, *_ = capacity._needs(job, "source", 1000, frozen)
+    _, need, *_ = capacity._needs(job, "source", {"policy": 1000}, frozen)
     assert (need.size, need.what) == (4 * 5000, "the 5,000 parameters of the reference and teacher models")

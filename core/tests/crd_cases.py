@@ -102,6 +102,14 @@ GOOD = [
     ),
     Case("a reward service outside the job", ("spec.rewards=[{name: exact, url: 'http://scores.example:80/x'}]",), ""),
     Case(
+        "a frozen pool",
+        (
+            "spec.models=[{name: policy, source: 'job://m'}, {name: big, source: 'job://b'}]",
+            "spec.rollouts=[{name: a}, {name: b, model: big, maxModelLength: 64}]",
+        ),
+        "",
+    ),
+    Case(
         "dedicated evaluation",
         ("spec.evaluation={engines: dedicated}", "spec.rollouts=[{name: a}, {name: b, purpose: evaluation}]"),
         "",
@@ -396,9 +404,23 @@ FIELDS = [
     Case(
         "a model that nothing uses",
         (_TWO_MODELS,),
-        "models[1]: no field uses the model big; name it in algorithm.referenceModel or algorithm.teacherModel",
+        "models[1]: no field uses the model big; name it in algorithm.referenceModel, algorithm.teacherModel or",
         "",
         MANY,
+    ),
+    Case(
+        "a frozen pool of a model that is not defined",
+        ("spec.rollouts=[{name: a}, {name: b, model: big}]",),
+        "rollouts[1].model: 'big' is not defined; there are policy; name one of them, or add it to models",
+        "",
+        MANY,
+    ),
+    Case(
+        "a judge of a pool that is not frozen",
+        ("spec.rewards=[{name: exact, builtin: judge, config: {pool: main}}]",),
+        "rewards[0].config.pool: 'main' is no pool with a model of its own; there is none; name an entry of rollouts",
+        "",
+        UNTYPED,
     ),
     Case(
         "a reference without a coefficient",

@@ -272,21 +272,21 @@ def test_what_cannot_fit_is_refused_with_field_and_remedy(spec):
     (copy,) = problems(spec(processesPerNode=16, recompute="layer"), "32B")
     assert copy.endswith("; choose a smaller model, or set spec.weightSync.transport: gloo")
     assert problems(spec(backend="acme.trainer:Backend")) == []
-    assert [*engine_problems(spec(), MODELS["32B"], H100)] == []
-    (weights,) = engine_problems(spec(pool={"dtype": "float32"}), MODELS["32B"], H100)
+    assert [*engine_problems(spec(), policy("32B"), H100)] == []
+    (weights,) = engine_problems(spec(pool={"dtype": "float32"}), policy("32B"), H100)
     assert weights == (
         "spec.rollouts[0].dtype: the float32 weights of 32,763,876,352 parameters need 122.1 GiB on a GPU of 79.6 GiB; "
         "set bfloat16"
     )
-    (cache,) = engine_problems(spec(pool={"kvCacheBytes": 64 << 30}), MODELS["7B"], 48 << 30)
+    (cache,) = engine_problems(spec(pool={"kvCacheBytes": 64 << 30}), policy("7B"), 48 << 30)
     assert cache.startswith(
         "spec.rollouts[0].kvCacheBytes: 64.0 GiB and 14.2 GiB of weights do not fit a GPU of 48.0 GiB"
     )
-    assert [*engine_problems(spec("cpu"), MODELS["32B"], 1)] == []
+    assert [*engine_problems(spec("cpu"), policy("32B"), 1)] == []
     halves = {"dtype": "float32", "parallelism": {"tensor": 2, "data": 3}}
-    assert [*engine_problems(spec(pool=halves), MODELS["32B"], H100)] == []
+    assert [*engine_problems(spec(pool=halves), policy("32B"), H100)] == []
     halves["kvCacheBytes"] = 32 << 30
-    (cache,) = engine_problems(spec(pool=halves), MODELS["32B"], H100)
+    (cache,) = engine_problems(spec(pool=halves), policy("32B"), H100)
     assert "32.0 GiB and 61.0 GiB of weights do not fit a GPU of 79.6 GiB" in cache
 
 

@@ -14,7 +14,6 @@ EXAMPLES = {
     "scheduling.gang.queue": ("mine", "spec.scheduling.gang.queue: mine is not supported yet; remove it"),
     "trainer.parallelism.context": (2, "spec.trainer.parallelism.context: 2 is not supported yet; remove it or set 1"),
     "trainer.parallelism.expert": (2, "spec.trainer.parallelism.expert: 2 is not supported yet; remove it or set 1"),
-    "rollouts[].model": ("judge", "spec.rollouts[0].model: judge is not supported yet; remove it or set policy"),
     "rollouts[].hosts": (2, "spec.rollouts[0].hosts: 2 is not supported yet; remove it or set 1"),
     "rollouts[].placement": (
         "Colocated",

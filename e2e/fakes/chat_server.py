@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -45,22 +42,3 @@ class ChatServer:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/v1/chat/completions", self.answer)
         return app
-
-
-@contextmanager
-def serving(server: ChatServer) -> Iterator[str]:
-    """Serve in a thread of its own; yields the base address."""
-    loop = asyncio.new_event_loop()
-    runner = web.AppRunner(server.app())
-    loop.run_until_complete(runner.setup())
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    loop.run_until_complete(site.start())
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()

@@ -1,8 +1,8 @@
 """The real rollout agent, except that it exits after one failed start of its server."""
 
-from rljob.rollout import agent
+from rljob.rollout import engine_restarts
 from rljob.rollout.main import main
 
 if __name__ == "__main__":
-    agent.FAILED_STARTS = 1
+    engine_restarts.FAILED_STARTS = 1
     main()

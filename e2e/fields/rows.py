@@ -329,7 +329,12 @@ ROWS: dict[str, Outcome] = {
     ),
     "spec.trainer.optimizer.offload": Shows(c.planned, True, given(trainer__accelerator__kind="nvidia")),
     "spec.rollouts.name": Shows(c.commands, "other"),
-    "spec.rollouts.model": Changed("judge"),
+    "spec.rollouts.model": Shows(
+        c.commands,
+        "judge",
+        given(rollouts=[{"name": "one"}, {"name": "two"}]),
+        given(models=[{"name": "policy", "source": "job://model"}, {"name": "judge", "source": "job://other-model"}]),
+    ),
     "spec.rollouts.engine": Shows(c.launched, "e2e.fakes.engine_adapter:SleepingEngine"),
     "spec.rollouts.purpose": Shows(
         c.dispatched, "evaluation", (*EVALUATED, *DEDICATED), ("spec.rollouts[1].purpose=training",)

@@ -22,6 +22,7 @@ from rljob.protocol.messages import (
     WeightFailed,
 )
 from rljob.rollout import agent as agent_module
+from rljob.rollout import engine_restarts
 from rljob.rollout.adapters.base import EngineGoneError, GenerationOutput
 from rljob.rollout.agent import Agent
 from rljob.rollout.supervisor import EngineStartError
@@ -160,7 +161,8 @@ def request(name):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(agent_module, "FIRST_BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(engine_restarts, "FIRST_BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(engine_restarts, "FLUSH_SECONDS", 0.05)
     monkeypatch.setattr(agent_module, "FLUSH_SECONDS", 0.05)
 
 
@@ -309,7 +311,7 @@ async def test_an_engine_that_cannot_start_ends_the_agent_and_the_reason_is_sent
     with pytest.raises(ExceptionGroup) as failure:
         await world.running
     assert failure.group_contains(EngineStartError, match="no such model")
-    assert len(world.engines) == agent_module.FAILED_STARTS
+    assert len(world.engines) == engine_restarts.FAILED_STARTS
     (last,) = await crashes(world.coordinator, 1)
     assert (last.pool, last.reason, last.last_lines) == ("main", "it cannot start: no such model", "last lines")
     assert last.starting and last.final
@@ -325,7 +327,7 @@ async def test_an_engine_that_refuses_its_settings_is_not_started_again(quick, c
 
 
 async def test_an_engine_that_always_dies_before_it_serves_ends_the_agent(world):
-    for _ in range(agent_module.FAILED_STARTS):
+    for _ in range(engine_restarts.FAILED_STARTS):
         await world.registered()
         world.engine.die()
     with pytest.raises(ExceptionGroup) as failure:
@@ -339,7 +341,7 @@ async def test_an_engine_that_always_dies_before_it_serves_ends_the_agent(world)
 
 
 async def test_an_engine_that_is_killed_before_it_serves_ends_the_agent_but_not_the_run(world):
-    for _ in range(agent_module.FAILED_STARTS):
+    for _ in range(engine_restarts.FAILED_STARTS):
         await world.registered()
         world.engine.killed = True
         world.engine.die()
@@ -352,7 +354,7 @@ async def test_an_engine_that_is_killed_before_it_serves_ends_the_agent_but_not_
 
 async def test_a_crash_is_reported_with_its_cause_also_after_a_reconnect(world, monkeypatch):
     await world.in_service()
-    monkeypatch.setattr(world.agent, "_start_engine", asyncio.Event().wait)
+    monkeypatch.setattr(world.agent._servers, "_start", asyncio.Event().wait)
     await world.send(request("a"))
     await world.prompts(1)
     world.engine.alive = False

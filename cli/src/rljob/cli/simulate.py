@@ -75,7 +75,7 @@ def simulate(
 
 def _own_split(job: RLJob) -> tuple[int, int, int]:
     """Return engines, GPUs of an engine, and GPUs of the trainer, as the manifest has them."""
-    pool = next(pool for pool in job.spec.rollouts if pool.purpose == "training")
+    pool = next(pool for pool in job.spec.policy_pools if pool.purpose == "training")
     return pool.replicas.min, pool.devices, job.spec.trainer.nodes * job.spec.trainer.processes_per_node
 
 

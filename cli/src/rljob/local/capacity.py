@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +69,11 @@ def check(job: RLJob, storage: Path, gpus: Sequence[Gpu] = ()) -> list[str]:
     _check_disk(job, storage, parameters)
     if problems := list(_gpu_problems(job, _shapes(job, storage), gpus)):
         raise CliError("\n".join(problems), 2)
-    needs = _needs(job, f"spec.models[{i}].source", parameters, _frozen_parameters(job, storage))
+    sizes = {POLICY: parameters} | {
+        pool.model: _parameters_of([pool.model], job, storage) for pool in job.spec.frozen_pools
+    }
+    frozen = _parameters_of(frozen_names(job.spec), job, storage)
+    needs = _needs(job, f"spec.models[{i}].source", sizes, frozen)
     if not needs:
         return []  # all roles run on GPUs
     total, available = _memory()
@@ -97,9 +101,8 @@ def memory_plan(job: RLJob, storage: Path, gpus: Sequence[Gpu]) -> list[str]:
     return describe_plan(job.spec, _shapes(job, storage), memory_by_role(job, gpus)[0])
 
 
-def _frozen_parameters(job: RLJob, storage: Path) -> int:
-    """Return the parameters of the models that are not trained, as far as their files are at hand."""
-    names = frozen_names(job.spec)
+def _parameters_of(names: Sequence[str], job: RLJob, storage: Path) -> int:
+    """Return the parameters of several models, as far as their files are at hand."""
     paths = [_model_directory(model.source, storage) for model in job.spec.models if model.name in names]
     return sum(count_parameters(path) for path in paths if path is not None)
 
@@ -121,8 +124,8 @@ def _gpu_problems(job: RLJob, models: Shapes, gpus: Sequence[Gpu]) -> Iterator[s
     of_trainer, of_engines = memory_by_role(job, gpus)
     if of_trainer:
         yield from trainer_problems(job.spec, models, of_trainer)
-    if POLICY in models and of_engines:
-        yield from engine_problems(job.spec, models[POLICY], of_engines)
+    if of_engines:
+        yield from engine_problems(job.spec, models, of_engines)
 
 
 def count_parameters(model: Path) -> int:
@@ -136,16 +139,16 @@ def count_parameters(model: Path) -> int:
     return count
 
 
-def _needs(job: RLJob, source: str, parameters: int, frozen: int = 0) -> list[Need]:
+def _needs(job: RLJob, source: str, sizes: Mapping[str, int], frozen: int = 0) -> list[Need]:
     """Return the needs of the roles that run on CPU.
 
     Args:
         job: resolved.
         source: field of the policy.
-        parameters: of the policy.
-        frozen: parameters of the models that are not trained.
+        sizes: model of a pool → its parameters.
+        frozen: parameters of the other models in the trainer.
     """
-    trainer, needs = job.spec.trainer, []
+    trainer, needs, parameters = job.spec.trainer, [], sizes[POLICY]
     assert trainer.dtype is not None, "resolve() sets it"
     each = TRAINED_BYTES + CHECKPOINT_BYTES + (DTYPE_BYTES[trainer.dtype] if trainer.dtype != "float32" else 0)
     if trainer.accelerator.kind == "cpu":
@@ -161,7 +164,7 @@ def _needs(job: RLJob, source: str, parameters: int, frozen: int = 0) -> list[Ne
         engines, path = pool.replicas.min, f"spec.rollouts[{i}]"
         cache = engines * pool.parallelism.workers * (pool.kv_cache_bytes or cpu_cache_bytes(pool.engine))
         needs.append(Need(cache, f"the key-value caches of pool {pool.name}", f"lower {path}.kvCacheBytes"))
-        size = engines * pool.parallelism.data * DTYPE_BYTES[pool.dtype] * parameters
+        size = engines * pool.parallelism.data * DTYPE_BYTES[pool.dtype] * sizes[pool.model]
         needs.append(Need(size, f"the weights in {engines} engines of pool {pool.name}", f"lower {path}.replicas.min"))
     return needs
 

@@ -47,7 +47,13 @@ class LocalContext:
 
 def servers(job: RLJob) -> list[str]:
     """Return the components that listen on a port."""
-    return ["coordinator", *(f"{kind}-{service.name}" for kind, service in services(job))]
+    engines = [name for pool in job.spec.frozen_pools for name in engine_names(pool)]
+    return ["coordinator", *(f"{kind}-{service.name}" for kind, service in services(job)), *engines]
+
+
+def engine_names(pool: Rollout) -> list[str]:
+    """Return the components that run the engines of a pool."""
+    return [f"rollout-{pool.name}-{i}" for i in range(pool.replicas.min)]
 
 
 def services(job: RLJob) -> list[tuple[str, Reward | Environment]]:
@@ -77,11 +83,20 @@ def components(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
     def service_component(kind: str, service: Reward | Environment) -> ProcessCommand:
         name = f"{kind}-{service.name}"
         own = {"RLJOB_NAME": service.name, "RLJOB_LISTEN": listen(name), "RLJOB_TOKEN": here.tokens[kind]}
+        if kind == "reward" and (pools := job.spec.frozen_pools):
+            addresses = {pool.name: [f"http://{listen(each)}" for each in engine_names(pool)] for pool in pools}
+            own |= {"RLJOB_POOL_URLS": json.dumps(addresses), "RLJOB_POOL_TOKEN": here.tokens["pool"]}
         if service.local is None:
             return component(name, ["-m", SERVICES[kind]], service, **own)
         return ProcessCommand(
             name, [in_storage(argument, here.storage) for argument in service.local.command], common | own
         )
+
+    def engine(pool: Rollout, name: str) -> ProcessCommand:
+        own = {"RLJOB_NAME": pool.name, "RLJOB_TOKEN": here.tokens["pool" if pool.frozen else "agent"]}
+        if pool.frozen:
+            own["RLJOB_LISTEN"] = listen(name)
+        return component(name, ["-m", "rljob.rollout.main"], pool, **own)
 
     def urls(kind: str, entries: Sequence[Reward | Environment]) -> str:
         return json.dumps({each.name: each.url or f"http://{listen(f'{kind}-{each.name}')}" for each in entries})
@@ -93,17 +108,7 @@ def components(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
             "RLJOB_ENVIRONMENT_URLS": urls("environment", job.spec.environments),
         }
     return [
-        *(
-            component(
-                f"rollout-{pool.name}-{i}",
-                ["-m", "rljob.rollout.main"],
-                pool,
-                RLJOB_NAME=pool.name,
-                RLJOB_TOKEN=here.tokens["agent"],
-            )
-            for pool in job.spec.rollouts
-            for i in range(pool.replicas.min)
-        ),
+        *(engine(pool, name) for pool in job.spec.rollouts for name in engine_names(pool)),
         component("trainer", _trainer_arguments(job), job.spec.trainer, RLJOB_TOKEN=here.tokens["trainer"]),
         component(
             "coordinator",

@@ -38,7 +38,9 @@ def evaluation_job(
     data = _with_absolute_paths(to_data(job), storage)
     spec = data["spec"]
     spec["initializer"] = None
-    spec["models"] = [{"name": "policy", "source": str(model)}]  # without a reference and a teacher
+    served = {pool["model"] for pool in spec["rollouts"]} - {"policy"}  # others are a reference and a teacher
+    kept = [entry for entry in spec["models"] if entry["name"] in served]
+    spec["models"] = [{"name": "policy", "source": str(model)}, *kept]
     spec["algorithm"] = {}
     spec["training"]["steps"] = 0
     spec["checkpoints"]["uri"] = None  # that of the run that is evaluated

@@ -45,7 +45,7 @@ from rljob.protocol.run_status import RunStatus, decode_status
 MANIFEST = "job.json"
 VERSION = importlib.metadata.version("rljob")
 PRIVATE = 0o700
-ROLES = ("agent", "trainer", "runner", "reward", "environment", "owner")
+ROLES = ("agent", "trainer", "runner", "reward", "environment", "pool", "owner")
 OWN = re.compile(r"lock|logs|run\.log|\..*\.new")
 """Files that a run which never started may have left."""
 MADE_BY_COMPONENTS = (

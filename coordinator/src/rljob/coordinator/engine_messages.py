@@ -71,7 +71,7 @@ class EngineMessages:
     def _register(self, connection: Connection, message: m.RegisterEngine) -> None:
         """Register an engine, or register it again."""
         run = self._run
-        pool = next((pool for pool in run.spec.rollouts if pool.name == message.pool), None)
+        pool = next((pool for pool in run.spec.policy_pools if pool.name == message.pool), None)
         if pool is None:
             connection.reject(f"the manifest has no rollout pool {message.pool!r}", fatal=True)
             return

@@ -67,7 +67,7 @@ class RunCollector:
         crashes = CounterMetricFamily(
             "rljob_engine_crashes", "Engine servers that crashed since start", labels=["pool"]
         )
-        for pool in run.spec.rollouts:
+        for pool in run.spec.policy_pools:
             crashes.add_metric([pool.name], run.engines.crashes[pool.name])
         yield crashes
         spent = CounterMetricFamily(

@@ -41,7 +41,7 @@ class Trajectories:
 
     def __init__(self, spec: RLJobSpec, ledger: LedgerWriter, engines: Engines, on_change: Callable[[], None]) -> None:
         self._seed = spec.seed
-        self._lengths = sorted({pool.max_model_length for pool in spec.rollouts})
+        self._lengths = sorted({pool.max_model_length for pool in spec.policy_pools})
         self._ledger = ledger
         self._engines = engines
         self._changed = on_change

@@ -224,7 +224,7 @@ def model_length(spec: RLJobSpec) -> int:
     """Return the smaller of the longest sequences, in tokens, that the engines of each purpose (training, evaluation)
     accept."""
     longest: dict[str, int] = {}
-    for rollout in spec.rollouts:
+    for rollout in spec.policy_pools:
         longest[rollout.purpose] = max(rollout.max_model_length, longest.get(rollout.purpose, 0))
     return min(longest.values())
 

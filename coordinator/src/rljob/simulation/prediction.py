@@ -74,7 +74,7 @@ def training_pool(job: RLJob) -> Rollout:
     Raises:
         ValueError: there are several.
     """
-    pools = [pool for pool in job.spec.rollouts if pool.purpose == "training"]
+    pools = [pool for pool in job.spec.policy_pools if pool.purpose == "training"]
     if len(pools) > 1:
         names = ", ".join(pool.name for pool in pools)
         raise ValueError(f"spec.rollouts: has {len(pools)} training pools ({names}); keep one of them for a simulation")

@@ -91,6 +91,7 @@ def _frozen(spec: RLJobSpec) -> Iterator[str]:
     """Yield the problems of the models that are not trained."""
     algorithm, known = spec.algorithm, [model.name for model in spec.models]
     named = {"referenceModel": algorithm.reference_model, "teacherModel": algorithm.teacher_model}
+    served = [pool.model for pool in spec.frozen_pools]
     for field, name in named.items():
         if name is not None and name not in known:
             yield (
@@ -98,10 +99,10 @@ def _frozen(spec: RLJobSpec) -> Iterator[str]:
                 "it to models"
             )
     for i, name in enumerate(known if POLICY in known else ()):
-        if name not in (POLICY, *named.values()):
+        if name not in (POLICY, *named.values(), *served):
             yield (
-                f"models[{i}]: no field uses the model {name}; name it in algorithm.referenceModel or "
-                "algorithm.teacherModel, or remove it"
+                f"models[{i}]: no field uses the model {name}; name it in algorithm.referenceModel, "
+                "algorithm.teacherModel or rollouts[].model, or remove it"
             )
     if spec.trainer.backend == "megatron" and (roles := frozen_models(algorithm)):
         yield (

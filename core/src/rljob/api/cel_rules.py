@@ -45,7 +45,7 @@ def rules() -> Iterator[CelRule]:
 def _spec() -> Iterator[CelRule]:
     evaluated = "has(self.evaluation)"
     dedicated = f"{evaluated} && self.evaluation.engines == 'dedicated'"
-    purpose = "self.rollouts.exists(pool, pool.purpose == '{}')"
+    purpose = "self.rollouts.exists(pool, pool.model == 'policy' && pool.purpose == '{}')"
     yield CelRule(
         "spec",
         "self.models.exists(model, model.name == 'policy')",
@@ -101,7 +101,8 @@ def _spec() -> Iterator[CelRule]:
     )
     yield CelRule(
         "spec",
-        "self.tasks.all(task, self.rollouts.all(pool, task.sampling.maxTokens < pool.maxModelLength))",
+        "self.tasks.all(task, self.rollouts.all(pool, pool.model != 'policy' || "
+        "task.sampling.maxTokens < pool.maxModelLength))",
         "a task's sampling.maxTokens leaves no room for a prompt in a pool's maxModelLength; lower it or raise the "
         "other",
         ".tasks",

@@ -26,12 +26,14 @@ class Engine:
         governed: argument of the engine's server → reason why `args` must not contain it, or the field to set instead.
             A trailing star matches any suffix.
         cpu_cache_bytes: size of the KV cache on a machine without a GPU if `kvCacheBytes` is not set.
+        serves_models: whether the adapter is a :class:`rljob.rollout.adapters.base.ServingAdapter`, for frozen pools.
     """
 
     adapter: str
     image: str = "rollout"
     governed: Mapping[str, str] = field(default_factory=dict)
     cpu_cache_bytes: int = 0
+    serves_models: bool = False
 
 
 ENGINES: Mapping[str, Engine] = {
@@ -86,6 +88,7 @@ ENGINES: Mapping[str, Engine] = {
             "-tp": "set parallelism.tensor",
         },
         cpu_cache_bytes=256 << 20,
+        serves_models=True,
     ),
     "sglang": Engine(
         "rljob.rollout.adapters.sglang.sglang_adapter:SglangAdapter",
@@ -145,6 +148,11 @@ def image_of(engine: str) -> str:
 def cpu_cache_bytes(engine: str) -> int:
     """Return the size of an engine's KV cache on a machine without a GPU if `kvCacheBytes` is not set; 0 if unknown."""
     return ENGINES[engine].cpu_cache_bytes if engine in ENGINES else 0
+
+
+def serves_models(engine: str) -> bool:
+    """Return whether an engine can serve a model to rewards. Of a user's own adapter the agent's preflight decides."""
+    return engine not in ENGINES or ENGINES[engine].serves_models
 
 
 def refused(engine: str, args: Sequence[str]) -> Iterator[str]:

@@ -42,7 +42,11 @@ SMALLER: dict[str, dict[str, Any]] = {
 
 def longest_sample(spec: RLJobSpec) -> tuple[str, int]:
     """Return the field and the number of tokens of the longest sample that the trainer may get."""
-    lengths = [(f"spec.rollouts[{i}].maxModelLength", pool.max_model_length) for i, pool in enumerate(spec.rollouts)]
+    lengths = [
+        (f"spec.rollouts[{i}].maxModelLength", pool.max_model_length)
+        for i, pool in enumerate(spec.rollouts)
+        if not pool.frozen
+    ]
     return max(lengths, key=lambda entry: entry[1])
 
 
@@ -157,11 +161,18 @@ def _fields_that_help(model: ModelShape, settings: TrainerSettings, device_bytes
     return ""
 
 
-def engine_problems(spec: RLJobSpec, model: ModelShape, device_bytes: int) -> Iterator[str]:
-    """Yield a sentence for each pool of a resolved job whose weights and KV cache cannot fit the memory of its GPUs."""
+def engine_problems(spec: RLJobSpec, models: Shapes, device_bytes: int) -> Iterator[str]:
+    """Yield a sentence for each pool of a resolved job whose weights and KV cache cannot fit the memory of its GPUs.
+
+    Args:
+        spec: of the resolved job.
+        models: known ones; pools of others are not checked.
+        device_bytes: memory of one GPU.
+    """
     for i, pool in enumerate(spec.rollouts):
         assert pool.dtype is not None, "resolve() sets it"
-        if pool.accelerator.kind != "nvidia":
+        model = models.get(pool.model)
+        if pool.accelerator.kind != "nvidia" or model is None:
             continue
         shards = pool.parallelism.tensor * pool.parallelism.pipeline
         weights = DTYPE_BYTES[pool.dtype] * model.parameters // shards

@@ -63,7 +63,7 @@ class ModelSource(Model):
 
     name: Name
     """Name that `rollouts` and `algorithm` refer to. The trained model has the name `policy`; every other model is
-    named in `algorithm.referenceModel` or `algorithm.teacherModel`."""
+    named in `algorithm.referenceModel`, `algorithm.teacherModel` or `rollouts[].model`."""
     source: Annotated[Text, Field(min_length=1)]
     """Hugging Face directory: `job://PATH` in the job's storage, a path (for `rljob run` only), or a model that is
     downloaded: `hf://ORG/NAME@REVISION` (a branch, tag or commit; default `main`) or `s3://BUCKET/PREFIX`."""
@@ -173,9 +173,19 @@ class RLJobSpec(Model):
         return rewards | {f"environments[{i}]": environment for i, environment in enumerate(self.environments)}
 
     @property
+    def policy_pools(self) -> list[Rollout]:
+        """Pools whose engines sample from the policy."""
+        return [pool for pool in self.rollouts if not pool.frozen]
+
+    @property
+    def frozen_pools(self) -> list[Rollout]:
+        """Pools that serve a model which is not trained, to the job's rewards."""
+        return [pool for pool in self.rollouts if pool.frozen]
+
+    @property
     def uses_bfloat16(self) -> bool:
-        """Whether the trainer or an engine computes in bfloat16."""
-        return "bfloat16" in (self.trainer.dtype, *(pool.dtype for pool in self.rollouts))
+        """Whether the trainer or an engine of the policy computes in bfloat16."""
+        return "bfloat16" in (self.trainer.dtype, *(pool.dtype for pool in self.policy_pools))
 
     @property
     def logprob_tolerance(self) -> LogprobTolerance:

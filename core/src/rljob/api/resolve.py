@@ -43,7 +43,7 @@ def resolve(job: RLJob, accelerator: AcceleratorKind = "cpu") -> RLJob:
     if trainer.microbatch_tokens is None and trainer.accelerator.kind == "cpu":
         trainer.microbatch_tokens = CPU_MICROBATCH_TOKENS
     if resolved.spec.weight_sync.transport == "auto":
-        on_gpus = all(role.accelerator.kind == "nvidia" for role in roles)
+        on_gpus = all(role.accelerator.kind == "nvidia" for role in roles if role not in resolved.spec.frozen_pools)
         resolved.spec.weight_sync.transport = "nccl" if on_gpus else "gloo"
     fill(resolved.spec.algorithm)
     if resolved.spec.evaluation is not None and resolved.spec.evaluation.tasks is None:

@@ -267,8 +267,9 @@ class Rollout(Model):
 
     name: Name
     """Name of the pool."""
-    model: Annotated[Name, FieldMeta(unsupported=True)] = "policy"
-    """Name of an entry of `models`."""
+    model: Name = "policy"
+    """Name of an entry of `models`. `policy`: the engines sample from the trained model and get its weights. Another
+    name makes a frozen pool: its engines serve that model to the job's rewards, get no weights and no samples."""
     engine: Annotated[str, Extension(ENGINES)] = "vllm"
     """The inference engine: `vllm`, `sglang`, or `module:class` of your own package, an engine adapter. In a cluster
     the pods of `sglang` and of your own adapter run the image of `template`."""
@@ -304,6 +305,11 @@ class Rollout(Model):
     """Size of the KV cache of each worker in bytes. Default: the engine decides."""
     args: Annotated[list[Text], Field(max_length=64)] = []
     """Additional arguments of the engine's server. Arguments that rljob sets itself are refused."""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the engines serve a model that is not trained, to the job's rewards."""
+        return self.model != "policy"
 
     @property
     def devices(self) -> int:

@@ -10,6 +10,7 @@ from rljob.api.algorithm_checks import algorithm_problems
 from rljob.api.backend_checks import backend_problems
 from rljob.api.engine_registry import refused
 from rljob.api.environments import ENVIRONMENTS, EnvironmentKind
+from rljob.api.frozen_pools import frozen_pool_problems
 from rljob.api.kubernetes import GPUS
 from rljob.api.model_address import HUB_FORM, S3_FORM, parse_address
 from rljob.api.optimizer_checks import optimizer_problems
@@ -38,6 +39,7 @@ def problems(spec: RLJobSpec) -> Iterator[str]:
         yield from _service(f"environments[{i}]", environment, "environment", ENVIRONMENTS)
     yield from _rollouts(spec)
     yield from _purposes(spec)
+    yield from frozen_pool_problems(spec)
     yield from algorithm_problems(spec)
     yield from optimizer_problems(spec.trainer.optimizer)
     yield from _parallelism(spec.trainer)
@@ -268,7 +270,7 @@ def _rollouts(spec: RLJobSpec) -> Iterator[str]:
     for i, rollout in enumerate(spec.rollouts):
         for refusal in refused(rollout.engine, rollout.args):
             yield f"rollouts[{i}].{refusal}"
-        for j, task in enumerate(spec.tasks):
+        for j, task in enumerate(() if rollout.frozen else spec.tasks):
             if task.sampling.max_tokens >= rollout.max_model_length:
                 yield (
                     f"tasks[{j}].sampling.maxTokens: {task.sampling.max_tokens} leaves no room for a prompt in "
@@ -277,7 +279,7 @@ def _rollouts(spec: RLJobSpec) -> Iterator[str]:
 
 
 def _purposes(spec: RLJobSpec) -> Iterator[str]:
-    purposes = [pool.purpose for pool in spec.rollouts]
+    purposes = ["" if pool.frozen else pool.purpose for pool in spec.rollouts]
     dedicated = spec.evaluation is not None and spec.evaluation.engines == "dedicated"
     if "training" not in purposes:
         yield "rollouts: no pool is for training; set purpose: training in one of them"

@@ -7,7 +7,7 @@ belongs to the gang, and the elastic engines that the RLJobScale requests in add
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,8 @@ class ServiceKind:
     program: str
 
 
+POOL_TOKEN = "pool"
+"""Key of the Secret with the token of the engines of frozen pools."""
 REWARD = ServiceKind("reward", "rewards", "rljob.rewards.main")
 ENVIRONMENT = ServiceKind("environment", "environments", "rljob.environments.main")
 
@@ -102,16 +104,23 @@ def service(ctx: RenderContext, kind: ServiceKind, entry: Reward | Environment) 
     role = ctx.role_key(kind.role, entry.name, own=entry.template)
     name = ctx.name(role.name)
     replicas = replicas_of(ctx, role, entry.replicas)
-    ports = [{"name": PORT_NAME, "port": PORT, "targetPort": PORT, "protocol": "TCP"}]
-    spec = {"selector": ctx.selector(role), "ports": ports}
+    headless = _service_of(ctx, role, _replicas_name(ctx, kind, entry), {"clusterIP": "None"})
     objects = (
-        ctx.object(role, "Service", name, {"spec": spec}),  # for runners of older releases, and for users
-        ctx.object(role, "Service", _replicas_name(ctx, kind, entry), {"spec": {**spec, "clusterIP": "None"}}),
+        _service_of(ctx, role, name),  # for runners of older releases, and for users
+        headless,
         deployment(ctx, role, name, replicas, pod_template(ctx, _service_pod(ctx, role, kind, entry))),
         disruption_budget(ctx, role),
         *scale(ctx, role, entry.replicas),
     )
     return RenderedRole(role.name, role.kind, role.hash, objects, desired=replicas)
+
+
+def _service_of(ctx: RenderContext, role: RoleKey, name: str, fields: Mapping[str, str] | None = None) -> Object:
+    """Return a Service of the ready pods of a role."""
+    ports = [{"name": PORT_NAME, "port": PORT, "targetPort": PORT, "protocol": "TCP"}]
+    return ctx.object(
+        role, "Service", name, {"spec": {"selector": ctx.selector(role), "ports": ports, **(fields or {})}}
+    )
 
 
 def _replicas_name(ctx: RenderContext, kind: ServiceKind, entry: Reward | Environment) -> str:
@@ -121,12 +130,17 @@ def _replicas_name(ctx: RenderContext, kind: ServiceKind, entry: Reward | Enviro
 def _service_pod(ctx: RenderContext, role: RoleKey, kind: ServiceKind, entry: Reward | Environment) -> PodSettings:
     hang_seconds = ctx.job.spec.failure_policy.hang_seconds
     by_rljob = entry.served_by_rljob
+    variables, tokens = {"RLJOB_NAME": entry.name}, {"RLJOB_TOKEN_FILE": kind.role}
+    if kind is REWARD and (pools := ctx.job.spec.frozen_pools):  # the Secret of an older release has no such token
+        urls = {pool.name: [service_url(ctx, ctx.name(role_name("rollout", pool.name)))] for pool in pools}
+        variables["RLJOB_POOL_URLS"] = json.dumps(urls)
+        tokens["RLJOB_POOL_TOKEN_FILE"] = POOL_TOKEN
     return PodSettings(
         role,
         image=kind.image if by_rljob else "",
         command=["python", "-m", kind.program] if by_rljob else (),
-        variables={"RLJOB_NAME": entry.name},
-        tokens={"RLJOB_TOKEN_FILE": kind.role},
+        variables=variables,
+        tokens=tokens,
         writes=False,
         serves=True,
         probes=http_probes(hang_seconds) if by_rljob else socket_probes(),
@@ -178,6 +192,8 @@ def rollout(ctx: RenderContext, pool: Rollout) -> RenderedRole:
     objects = [_pool_deployment(ctx, role, pool, GANG, minimum)]
     if pool.replicas.max is not None and pool.replicas.max > pool.replicas.min:
         objects.append(_pool_deployment(ctx, role, pool, ELASTIC, total - minimum))
+    if pool.frozen:
+        objects.insert(0, _service_of(ctx, role, ctx.name(role.name)))
     objects += [disruption_budget(ctx, role), *scale(ctx, role, pool.replicas)]
     return RenderedRole(role.name, role.kind, role.hash, tuple(objects), desired=total)
 
@@ -189,7 +205,8 @@ def _pool_deployment(ctx: RenderContext, role: RoleKey, pool: Rollout, which: st
         image=image_of(pool.engine),
         command=["python", "-m", "rljob.rollout.main"],
         variables={"RLJOB_NAME": pool.name, **requested.variables},
-        tokens={"RLJOB_TOKEN_FILE": "agent"},
+        tokens={"RLJOB_TOKEN_FILE": POOL_TOKEN if pool.frozen else "agent"},
+        serves=pool.frozen,
         volumes=requested.volumes,
         reads_models=True,
         probes=file_probes(ctx.job.spec.failure_policy.hang_seconds),

@@ -38,6 +38,7 @@ TOKEN_FILES = {
     "RLJOB_TOKEN_FILE": "token",
     "RLJOB_REWARD_TOKEN_FILE": "reward-token",
     "RLJOB_ENVIRONMENT_TOKEN_FILE": "environment-token",
+    "RLJOB_POOL_TOKEN_FILE": "pool-token",
     "RLJOB_TOKENS": "tokens.json",
 }
 """Variable of a pod → the file in TOKEN_DIRECTORY that it names."""

@@ -53,7 +53,8 @@ class ComponentEnvironment:
     RLJOB_INSTANCE: name of the pod. RLJOB_TOKEN_FILE: file with the role's token, instead of RLJOB_TOKEN.
     RLJOB_REWARD_TOKEN, RLJOB_REWARD_TOKEN_FILE (runner only): the token of the rewards, likewise.
     RLJOB_ENVIRONMENT_URLS, RLJOB_ENVIRONMENT_TOKEN, RLJOB_ENVIRONMENT_TOKEN_FILE (runner only): the same for
-    environments.
+    environments. RLJOB_POOL_URLS (rewards only): JSON of frozen pool → addresses of its engines. RLJOB_POOL_TOKEN,
+    RLJOB_POOL_TOKEN_FILE (rewards only): the token of these engines.
     """
 
     job: RLJob
@@ -181,3 +182,13 @@ def environment_token() -> str:
     """Return the token of the environments that rljob starts, from RLJOB_ENVIRONMENT_TOKEN_FILE or
     RLJOB_ENVIRONMENT_TOKEN."""
     return _token("RLJOB_ENVIRONMENT_TOKEN", "RLJOB_ENVIRONMENT_TOKEN_FILE")
+
+
+def pool_urls() -> dict[str, list[str]]:
+    """Return frozen pool → addresses of its engines from RLJOB_POOL_URLS."""
+    return msgspec.json.decode(os.environ.get("RLJOB_POOL_URLS", "{}"), type=dict[str, list[str]])
+
+
+def pool_token() -> str:
+    """Return the token of the engines of frozen pools, from RLJOB_POOL_TOKEN_FILE or RLJOB_POOL_TOKEN."""
+    return _token("RLJOB_POOL_TOKEN", "RLJOB_POOL_TOKEN_FILE")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import itertools
 import json
 import logging
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 
-from rljob.api.rewards import NotScored
+from rljob.api.rewards import NotScored, Unavailable
 from rljob.protocol.backoff import Backoff
 from rljob.protocol.retry_after import retry_after_seconds
 
@@ -19,23 +23,37 @@ FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.5, 8.0
 RETRY_STATUSES = (408, 425, 429)
 MAX_REPLY_BYTES = 4 << 20
 MAX_REASON = 200  # characters of a reply in an error
+MOST_FAILURES = 3  # servers that may end while they work on a message
+KEPT_FAILURES = 4096  # messages whose failures are remembered
 
 
 class ChatApi:
     """Sends one message at a time to a model. Its connections belong to the event loop of the first request.
 
     Args:
-        url: base address, with the version of the API.
+        urls: base addresses, with the version of the API, of servers with the same model; used in turn.
         model: name of the model.
         max_tokens: limit of a reply.
         temperature: of the model.
         token: sent as bearer token; empty: none.
+        returns: whether servers that are gone come back: engines of the job, which are replaced. Then the time until
+            they do is none of the sample's, and a message that ends several of them is not sent again.
     """
 
-    def __init__(self, url: str, model: str, max_tokens: int, temperature: float, token: str = "") -> None:
-        self._url = f"{url.rstrip('/')}/chat/completions"
+    def __init__(
+        self,
+        urls: Sequence[str],
+        model: str,
+        max_tokens: int,
+        temperature: float,
+        token: str = "",
+        returns: bool = False,
+    ) -> None:
+        self._urls = itertools.cycle([f"{url.rstrip('/')}/chat/completions" for url in urls])
         self._settings = {"model": model, "max_tokens": max_tokens, "temperature": temperature, "stream": False}
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        self._returns = returns
+        self._failures: Counter[bytes] = Counter()  # message → servers that ended while they worked on it
         self._session: aiohttp.ClientSession | None = None
         self._unavailable = False
 
@@ -44,40 +62,62 @@ class ChatApi:
         of the sample ends it.
 
         Raises:
-            NotScored: the API refuses the request, or its reply is no complete text; after a cancellation, it did not
-                answer until then.
+            NotScored: the API refuses the request, its reply is no complete text, or several servers ended on it; after
+                a cancellation, it did not answer until then.
+            Unavailable: after a cancellation, there was no server, and one will come back.
         """
         body = json.dumps(self._settings | {"messages": [{"role": "user", "content": message}]}).encode()
         backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
-        problem = ""
+        problem, gone = "", False
         try:
             while True:
-                wait = 0.0
+                url, wait = next(self._urls), 0.0
                 try:
-                    status, headers, reply = await self._post(body)
+                    status, headers, reply = await self._post(url, body)
                 except (aiohttp.ClientError, OSError) as error:
                     problem = str(error) or type(error).__name__
+                    gone = isinstance(error, aiohttp.ClientConnectorError)
+                    failed = not gone
                 else:
                     if status == 200:
-                        self._report(None)
+                        self._report(url, None)
                         return _text_of(reply)
                     problem = f"HTTP {status}: {' '.join(reply[:MAX_REASON].decode(errors='replace').split())}"
                     if status < 500 and status not in RETRY_STATUSES:
                         raise NotScored(f"the judge refused the request ({problem})")
                     wait = retry_after_seconds(headers.get("Retry-After"))
-                self._report(problem)
+                    gone, failed = status == 503, status == 500
+                if self._returns and failed:
+                    self._count_failure(body, problem)
+                self._report(url, problem)
                 await asyncio.sleep(max(wait, 0.0) + backoff.next())
         except asyncio.CancelledError:
+            if self._returns and gone:
+                raise Unavailable(f"no engine of the judge answers ({problem})") from None
             if problem:
                 raise NotScored(f"the judge did not answer in time ({problem})") from None
             raise
+
+    def _count_failure(self, body: bytes, problem: str) -> None:
+        """Count a server that ended while it worked on a message.
+
+        Raises:
+            NotScored: it is the last one that the message gets.
+        """
+        key = hashlib.blake2b(body, digest_size=16).digest()
+        self._failures[key] += 1
+        if self._failures[key] == MOST_FAILURES:
+            del self._failures[key]
+            raise NotScored(f"the judge failed {MOST_FAILURES} times on this request ({problem})")
+        if len(self._failures) > KEPT_FAILURES:
+            del self._failures[next(iter(self._failures))]
 
     async def close(self) -> None:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
-    async def _post(self, body: bytes) -> tuple[int, Any, bytes]:
+    async def _post(self, url: str, body: bytes) -> tuple[int, Any, bytes]:
         if self._session is None:  # it needs the loop of a worker
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
@@ -85,18 +125,18 @@ class ChatApi:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=self._headers,
             )
-        async with self._session.post(self._url, data=body, allow_redirects=False) as response:
+        async with self._session.post(url, data=body, allow_redirects=False) as response:
             reply = bytearray()
             while len(reply) <= MAX_REPLY_BYTES and (part := await response.content.read(1 << 16)):
                 reply += part
             return response.status, response.headers, bytes(reply)
 
-    def _report(self, problem: str | None) -> None:
+    def _report(self, url: str, problem: str | None) -> None:
         """Log the first of several failures, and the end of them."""
         if problem is not None and not self._unavailable:
-            log.warning("the judge at %s does not answer (%s); asking again", self._url, problem)
+            log.warning("the judge at %s does not answer (%s); asking again", url, problem)
         elif problem is None and self._unavailable:
-            log.warning("the judge at %s answers again", self._url)
+            log.warning("the judge at %s answers again", url)
         self._unavailable = problem is not None
 
 

@@ -9,11 +9,17 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from rljob.api.extensions import is_async
-from rljob.api.rewards import NotScored, Parts, Scorer, is_batch, is_deterministic
+from rljob.api.rewards import NotScored, Parts, Scorer, Unavailable, is_batch, is_deterministic
 from rljob.protocol.score_messages import MAX_ERROR, Score, ScoreItem
 
 FIELDS = ("prompt", "completion", "finish", "problem", "task", "turns", "response_tokens", "metadata")
 """Possible parameters of a reward: fields of a ScoreItem."""
+
+
+class WorkerScore(Score):
+    """What a worker answers for a sample. ``later``: it cannot be scored now, for the reason in ``error``."""
+
+    later: bool = False
 
 
 Send = Callable[[Score], None]
@@ -124,6 +130,9 @@ class RewardEvaluator:
     def _failure(self, item: ScoreItem, error: Exception, seconds: float | None) -> Score:
         if isinstance(error, NotScored):
             return self._not_scored(item, error)
+        if isinstance(error, Unavailable):
+            reason = error_score(item.sample, f"reward {self._name} cannot score now: {error}").error
+            return WorkerScore(item.sample, 0.0, error=reason, later=True)
         if isinstance(error, _LimitExceeded):
             return error_score(item.sample, time_limit_sentence(self._name, seconds or 0.0))
         return error_score(item.sample, f"reward {self._name} raised {_described(error)}")

@@ -11,6 +11,7 @@ from rljob.api.rewards import NotScored
 from rljob.api.rewards.judge import JudgeOptions
 from rljob.api.tasks import Task
 from rljob.api.templates import text_of
+from rljob.protocol.environment import pool_token, pool_urls
 from rljob.rewards.chat_api import ChatApi
 from rljob.rewards.judge_prompt import pairwise_prompt, pointwise_prompt
 from rljob.rewards.judge_verdict import read_choice, read_score
@@ -26,16 +27,13 @@ class JudgeReward:
         tasks: unused; every factory of a reward receives them.
 
     Raises:
-        ValueError: the token's variable is not set.
+        ValueError: the token's variable is not set, or the job has no such pool.
     """
 
     def __init__(self, options: JudgeOptions, tasks: Sequence[Task]) -> None:
         self._options = options
         self.deterministic = options.temperature == 0
-        token = os.environ.get(options.token_variable, "") if options.token_variable is not None else ""
-        if options.token_variable is not None and not token:
-            raise ValueError(f"tokenVariable {options.token_variable} is not set in the reward service; set it")
-        self.api = ChatApi(options.url, options.model, options.max_tokens, options.temperature, token)
+        self.api = _api(options)
 
     async def __call__(
         self, *, prompt: str, completion: str, problem: dict[str, Any]
@@ -75,6 +73,26 @@ class JudgeReward:
         if choice is None:
             raise NotScored(f"the judge named no better response: {_end_of(reply)}")
         return choice
+
+
+def _api(options: JudgeOptions) -> ChatApi:
+    """Return the client of the API that the options name.
+
+    Raises:
+        ValueError: see :class:`JudgeReward`.
+    """
+    settings = options.max_tokens, options.temperature
+    if options.pool is not None:
+        known = pool_urls()
+        if options.pool not in known:
+            raise ValueError(f"pool {options.pool!r} is not in RLJOB_POOL_URLS, which rljob sets; there are {[*known]}")
+        urls = [f"{url}/v1" for url in known[options.pool]]
+        return ChatApi(urls, options.pool, *settings, pool_token(), returns=True)
+    assert options.url is not None and options.model is not None, "the options require them"
+    token = os.environ.get(options.token_variable, "") if options.token_variable is not None else ""
+    if options.token_variable is not None and not token:
+        raise ValueError(f"tokenVariable {options.token_variable} is not set in the reward service; set it")
+    return ChatApi([options.url], options.model, *settings, token)
 
 
 def _end_of(reply: str) -> str:

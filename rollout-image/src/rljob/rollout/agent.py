@@ -17,12 +17,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from rljob.api.roles import Rollout
-from rljob.protocol.backoff import Backoff
 from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.health_probe import record_ready
 from rljob.protocol.messages import (
@@ -41,18 +39,14 @@ from rljob.protocol.messages import (
     WeightFailed,
 )
 from rljob.rollout.adapters.base import EngineError, engine_errors
+from rljob.rollout.engine_restarts import FLUSH_SECONDS, EngineRestarts
 from rljob.rollout.requests import RequestTable
 from rljob.rollout.supervisor import EngineProcess, EngineStartError
 from rljob.rollout.weight_update import GRACE_SECONDS, UpdateError, WeightUpdater
 
 log = logging.getLogger(__name__)
 
-FLUSH_SECONDS = 0.3  # time to send a message before the agent exits
 LEAVING_SECONDS = 5.0  # to hand back all requests
-FAILED_STARTS = 3
-FIRST_BACKOFF_SECONDS = 0.5
-LAST_BACKOFF_SECONDS = 30.0
-BACKOFF_RESET_SECONDS = 60.0  # the back-off is reset after a server that lived longer
 
 
 NO_WEIGHTS = (-1, -1, "")  # lineage, version, digest
@@ -82,7 +76,6 @@ class Agent:
         self._pool = pool
         self._stall_seconds = stall_seconds
         self._pod = pod
-        self._start_engine = start_engine
         self._link = CoordinatorLink(coordinator, "agent", token, ToAgent, self._register)
         self._state = "starting"
         self._instance = ""
@@ -91,7 +84,7 @@ class Agent:
         self._unsent_result: WeightAck | WeightFailed | None = None
         self._restarts = 0
         self._crash: EngineCrashed | None = None  # of the previous server
-        self._engine: EngineProcess | None = None
+        self._servers = EngineRestarts(start_engine, self._serve, self._report)
         self._updater: WeightUpdater | None = None
         self._updates: set[asyncio.Task[None]] = set()
         self._update_lock = asyncio.Lock()
@@ -122,49 +115,22 @@ class Agent:
         """Serve until cancelled.
 
         Raises:
-            EngineStartError: the server failed to start, or was killed before it served, FAILED_STARTS times in a row,
-                or cannot start.
+            EngineStartError: see :meth:`EngineRestarts.run`.
             RefusedError: the coordinator rejects this agent permanently.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                tasks.create_task(self._supervise())
+                tasks.create_task(self._servers.run())
                 tasks.create_task(self._listen())
                 tasks.create_task(self._send_heartbeats())
                 tasks.create_task(self._watch_generation())
         finally:
-            if self._engine is not None:
-                await self._engine.stop()
+            await self._servers.stop()
 
     # --- the server ---------------------------------------------------------------------------------------------------
 
-    async def _supervise(self) -> None:
-        failures, kills, backoff = 0, 0, Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
-        while True:
-            began = time.monotonic()
-            engine = self._engine = await self._start_engine()
-            try:
-                await engine.wait_healthy()
-                log.info("engine healthy after %.1f s", time.monotonic() - began)
-                reason = await self._serve(engine)
-                failures = kills = 0
-                self._report(reason, engine.last_lines(), starting=False)
-            except EngineStartError as error:
-                failures, kills = failures + (not error.killed), kills + error.killed
-                reason, final = str(error), error.permanent or failures == FAILED_STARTS
-                self._report(reason, error.last_lines, starting=True, final=final)
-                if final or kills == FAILED_STARTS:
-                    await asyncio.sleep(FLUSH_SECONDS)
-                    raise
-            log.warning("%s; restarting it", reason)
-            await engine.kill()
-            self._engine = None
-            if time.monotonic() - began > BACKOFF_RESET_SECONDS:
-                backoff.reset()
-            await backoff.wait()
-
-    def _report(self, reason: str, last_lines: str, starting: bool, final: bool = False) -> None:
+    def _report(self, reason: str, last_lines: str, starting: bool, final: bool) -> None:
         """Send EngineCrashed now, and on every connection until the next server is ready."""
         self._restarts += 1
         self._crash = EngineCrashed(self._pool.name, reason, last_lines, self._restarts, starting, final)
@@ -211,7 +177,7 @@ class Agent:
 
     async def _check_engine(self) -> bool:
         """Return whether the server is healthy after it failed a request; request its replacement if not."""
-        engine = self._engine
+        engine = self._servers.engine
         if engine is not None and await engine.client.healthy():
             return True
         reason = "the engine inside the server is dead"
@@ -291,7 +257,7 @@ class Agent:
 
     async def _is_usable(self) -> bool:
         """Return whether the engine is usable after a failed update; request its replacement if not."""
-        engine = self._engine
+        engine = self._servers.engine
         if engine is None or not await self._check_engine():
             return False
         try:
@@ -320,7 +286,7 @@ class Agent:
             await self._probe_generation(f"watch-{number}", half)
 
     async def _probe_generation(self, name: str, seconds: float) -> None:
-        engine, updates = self._engine, self._updates_begun
+        engine, updates = self._servers.engine, self._updates_begun
         if engine is None:
             return
         try:
@@ -329,7 +295,7 @@ class Agent:
                     await engine.client.generate(name, self._requests.a_token, SamplingParams(1.0, 1, [], 0))
             self._requests.note_progress()
         except TimeoutError:
-            if engine is self._engine and updates == self._updates_begun and self._state == "ready":
+            if engine is self._servers.engine and updates == self._updates_begun and self._state == "ready":
                 limit = f"{self._stall_seconds:g} s (failurePolicy.stallSeconds)"
                 self._request_replacement(f"the engine answered, but generated no token for {limit}", own_fault=True)
         except EngineError:

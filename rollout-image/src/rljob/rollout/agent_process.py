@@ -1,4 +1,4 @@
-"""The agent's process: builds the agent from the environment and ends it on a signal."""
+"""The agent's process: builds the agent of a pool, or the engine of a frozen one, and ends it on a signal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from rljob.protocol.coordinator_link import RefusedError
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.heartbeat import beating
 from rljob.protocol.model_cache import read_model
-from rljob.rollout.adapters.load_adapter import load_adapter
+from rljob.rollout.adapters.load_adapter import load_adapter, serving
 from rljob.rollout.agent import Agent
+from rljob.rollout.frozen_engine import FrozenEngine
 from rljob.rollout.supervisor import EngineProcess, EngineStartError
 
 log = logging.getLogger(__name__)
@@ -27,8 +28,8 @@ class ResourceError(Exception):
     the server."""
 
 
-def build(environment: ComponentEnvironment) -> Agent:
-    """Return the agent of the pool that the environment names.
+def build(environment: ComponentEnvironment) -> Agent | FrozenEngine:
+    """Return the agent of the pool that the environment names; of a frozen pool its engine.
 
     Raises:
         ValueError: there is no such pool, its engine cannot be loaded, or its model is missing or cannot be downloaded.
@@ -43,8 +44,12 @@ def build(environment: ComponentEnvironment) -> Agent:
     model = read_model(environment, pool.model)
     if not (model / "config.json").is_file():
         raise ValueError(f"models: {model} holds no Hugging Face model (no config.json); check source {source!r}")
-    start_engine = partial(EngineProcess.start, load_adapter(spec, index, model))
+    adapter = load_adapter(spec, index, model)
     stall_seconds = environment.job.spec.failure_policy.stall_seconds
+    if pool.frozen:
+        start_frozen = partial(EngineProcess.start, adapter, serving(adapter, spec, index).launch_frozen)
+        return FrozenEngine(pool, start_frozen, environment.listen, environment.token, stall_seconds)
+    start_engine = partial(EngineProcess.start, adapter)
     return Agent(pool, start_engine, environment.coordinator, environment.token, stall_seconds, environment.instance)
 
 

@@ -1,4 +1,7 @@
-"""Entry point of a rollout worker's agent: rljob-agent. With ``--check`` it only checks whether engines can start."""
+"""Entry point of a rollout worker: rljob-agent. It runs the agent of a pool, or serves a frozen one.
+
+With ``--check`` it only checks whether engines can start.
+"""
 
 import logging
 import sys

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rljob.api.models import RLJobSpec
+from rljob.api.resolve import made_later
 from rljob.api.roles import Rollout
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.rollout.adapters.base import Adapter
-from rljob.rollout.adapters.load_adapter import load_adapter
+from rljob.rollout.adapters.load_adapter import load_adapter, serving
 from rljob.rollout.model_config import longest_sequence
 
 
@@ -25,12 +26,15 @@ def check(environment: ComponentEnvironment) -> Iterator[str]:
         model = environment.path(next(model.source for model in spec.models if model.name == pool.model))
         try:
             adapter = load_adapter(spec, i, model)
+            if pool.frozen:
+                serving(adapter, spec, i)
+                yield from _stored(spec, pool, model)
         except ValueError as error:
             yield str(error)
             continue
         try:
             yield from [
-                *_in_flight(spec, pool, adapter),
+                *(_in_flight(spec, pool, adapter) if not pool.frozen else ()),
                 *(f"spec.rollouts[{i}].{text}" for text in adapter.problems()),
             ]
         except (Exception, SystemExit) as error:  # noqa: BLE001 a user's adapter may raise anything
@@ -47,6 +51,17 @@ def _in_flight(spec: RLJobSpec, pool: Rollout, adapter: Adapter) -> Iterator[str
         yield (
             f"spec.weightSync.inFlight: engine {pool.engine} of pool {pool.name} does not support {mode}; set "
             f"{' or '.join(sorted(adapter.in_flight))}"
+        )
+
+
+def _stored(spec: RLJobSpec, pool: Rollout, model: Path) -> Iterator[str]:
+    """Check that a frozen pool's model is at hand, if neither the initializer nor a download makes it. The trainer
+    checks the models that it loads."""
+    j, entry = next((j, entry) for j, entry in enumerate(spec.models) if entry.name == pool.model)
+    if (model.exists() or not made_later(entry.source)) and not (model / "config.json").is_file():
+        yield (
+            f"spec.models[{j}].source: {model} holds no Hugging Face model (config.json is missing); give a directory "
+            "that does"
         )
 
 

@@ -15,13 +15,14 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.free_port import free_port
 from rljob.protocol.parent_death import die_with_parent
 from rljob.rollout import exit_diagnosis
-from rljob.rollout.adapters.base import Adapter, EngineClient
+from rljob.rollout.adapters.base import Adapter, EngineClient, Launch
 from rljob.rollout.temp_dirs import ServerTempDir, remove_orphans
 
 log = logging.getLogger(__name__)
@@ -57,9 +58,15 @@ class EngineProcess:
     """One server, from start to end. Made by :meth:`start`."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, adapter: Adapter, client: EngineClient, temp_dir: ServerTempDir
+        self,
+        process: asyncio.subprocess.Process,
+        adapter: Adapter,
+        client: EngineClient,
+        temp_dir: ServerTempDir,
+        access: tuple[str, str],
     ) -> None:
         self.client = client
+        self.url, self.key = access
         self._adapter = adapter
         self._temp_dir = temp_dir
         self._process = process
@@ -69,8 +76,8 @@ class EngineProcess:
         self._forwarding = asyncio.create_task(self._forward_output())
 
     @classmethod
-    async def start(cls, adapter: Adapter) -> EngineProcess:
-        """Start a server on a free loopback port, with a new key.
+    async def start(cls, adapter: Adapter, launch_at: Callable[[int, str], Launch] | None = None) -> EngineProcess:
+        """Start a server on a free loopback port, with a new key; ``launch_at``: instead of the adapter's ``launch``.
 
         Raises:
             OSError: the machine has no disk space, or cannot create another process.
@@ -78,7 +85,7 @@ class EngineProcess:
         """
         remove_orphans()
         port, key = free_port(), secrets.token_urlsafe(32)
-        launch = adapter.launch(port, key)
+        launch = (launch_at or adapter.launch)(port, key)
         temp_dir = ServerTempDir()
         environment = dict(os.environ, TMPDIR=str(temp_dir.path))  # so that its sockets and files are removed with it
         environment.pop("RLJOB_TOKEN", None)  # only the agent talks to the coordinator
@@ -105,7 +112,7 @@ class EngineProcess:
             temp_dir.remove()
             raise
         log.info("engine server started: pid %d, port %d", process.pid, port)
-        return cls(process, adapter, adapter.connect(port, key), temp_dir)
+        return cls(process, adapter, adapter.connect(port, key), temp_dir, (f"http://127.0.0.1:{port}", key))
 
     @property
     def pid(self) -> int:

@@ -321,7 +321,7 @@ class TrainerLoop:
 
     def _send_weights(self, command: SendWeights) -> None:
         spec = self._job.spec
-        length = min(TOKENS, *(rollout.max_model_length - 1 for rollout in spec.rollouts))
+        length = min(TOKENS, *(rollout.max_model_length - 1 for rollout in spec.policy_pools))
         known = probe(self._backend, self._world.device, length)
         tensors = self._backend.named_tensors(self._backend.dtype)
         if self._world.rank != 0:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pydantic.alias_generators import to_camel
 
-from rljob.api.algorithm_presets import frozen_models
+from rljob.api.algorithm_presets import POLICY, frozen_models
 from rljob.api.extensions import BACKENDS, load
 from rljob.api.models import RLJobSpec
 from rljob.api.resolve import made_later
@@ -24,13 +24,16 @@ def check(environment: ComponentEnvironment) -> Iterator[str]:
     nor is the model of a user's backend, because only the backend knows which models it can load."""
     spec = environment.job.spec
     yield from reference_problems(spec)
+    loaded = {POLICY, *frozen_models(spec.algorithm).values()}
     for i, model in enumerate(spec.models if spec.trainer.backend in BACKENDS else ()):
+        if model.name not in loaded:  # of a frozen pool: its engines check it
+            continue
         path = environment.path(model.source)
         if path.exists() or not made_later(model.source):
             yield from (f"spec.models[{i}].source: {problem}" for problem in model_directory.problems(path))
             if spec.trainer.backend == "megatron":
                 yield from supported_layouts.problems(path, spec.trainer)
-    roles = {"the trainer": spec.trainer} | {f"pool {pool.name}": pool for pool in spec.rollouts}
+    roles = {"the trainer": spec.trainer} | {f"pool {pool.name}": pool for pool in spec.policy_pools}
     on_cpu = [name for name, role in roles.items() if role.accelerator.kind != "nvidia"]
     if spec.weight_sync.transport == "nccl" and on_cpu:
         yield f"spec.weightSync.transport: nccl needs NVIDIA GPUs and {on_cpu[0]} runs on CPU; set auto or gloo"

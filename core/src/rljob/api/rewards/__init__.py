@@ -28,7 +28,7 @@ from rljob.api.rewards import (
 )
 from rljob.api.rewards.combined import combined_kind
 from rljob.api.rewards.kind import Regex, RewardKind, Row, Scorer
-from rljob.api.rewards.outcome import NotScored, Parts, batch, deterministic, is_batch, is_deterministic
+from rljob.api.rewards.outcome import NotScored, Parts, Unavailable, batch, deterministic, is_batch, is_deterministic
 
 __all__ = [
     "REWARDS",
@@ -39,6 +39,7 @@ __all__ = [
     "RewardKind",
     "Row",
     "Scorer",
+    "Unavailable",
     "batch",
     "builtin_docs",
     "deterministic",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic.alias_generators import to_camel
 
-from rljob.api.base import Model, Text, Url
+from rljob.api.base import Model, Name, Text, Url
 from rljob.api.rewards.kind import RewardKind, Row
 from rljob.api.templates import columns_of, text_of
 
@@ -20,10 +21,12 @@ ScaleEnd = Annotated[int, Field(ge=-1000, le=1000)]
 class JudgeOptions(Model):
     """Options of `judge`."""
 
-    url: Url
+    url: Url | None = None
     """base address of an API compatible with OpenAI's, with its version: http://judge:8000/v1"""
-    model: Annotated[Text, Field(min_length=1)]
-    """name of the model in that API"""
+    pool: Name | None = None
+    """instead of `url`: entry of `rollouts` with another model than `policy`, whose engines judge"""
+    model: Annotated[Text, Field(min_length=1)] | None = None
+    """name of the model in the API at `url`"""
     mode: Literal["pointwise", "pairwise"] = "pointwise"
     """`pointwise`: a score of the completion; `pairwise`: whether it is better than the reference, asked in both
     orders"""
@@ -52,6 +55,20 @@ class JudgeOptions(Model):
         if template is not None:
             columns_of(template)
         return template
+
+    @model_validator(mode="after")
+    def _has_one_judge(self) -> JudgeOptions:
+        if (self.url is None) == (self.pool is None):
+            cause = "url and pool are given" if self.url is not None else "no judge is given"
+            raise ValueError(f"{cause}; give exactly one of url, pool")
+        if self.url is not None and self.model is None:
+            raise ValueError("model is required with url; name the model in its API")
+        for name in ("model", "token_variable"):
+            if self.pool is not None and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{to_camel(name)} has no meaning with pool, which has one model and a token; remove it"
+                )
+        return self
 
     @model_validator(mode="after")
     def _fits_its_mode(self) -> JudgeOptions:
@@ -88,5 +105,6 @@ KIND = RewardKind(
     make="rljob.rewards.judge_reward:JudgeReward",
     options=JudgeOptions,
     row_check=check_row,
-    summary="the verdict of a language model, from 0 to 1, through an API compatible with OpenAI's.",
+    summary="the verdict of a language model, from 0 to 1: of a pool of the job, or through an API compatible with "
+    "OpenAI's.",
 )

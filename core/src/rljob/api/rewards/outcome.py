@@ -16,6 +16,13 @@ class NotScored(Exception):
     """
 
 
+class Unavailable(Exception):
+    """What the reward depends on does not answer now; raised by a reward, with the reason.
+
+    The runner asks again until there is a score: the sample is not lost, and no time limit counts the wait.
+    """
+
+
 @dataclass(frozen=True)
 class Parts:
     """Several rewards of one sample. Its reward is their weighted sum; each is the metric ``reward/NAME``.

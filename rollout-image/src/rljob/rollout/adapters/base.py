@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rljob.api.roles import Rollout
 from rljob.protocol.messages import PrepareWeights, SamplingParams, VersionSpan
@@ -238,6 +238,20 @@ class Adapter(Protocol):
     def find_error(self, lines: Iterable[str]) -> str:
         """Return the error that ended a server, from the lines of its log; empty if no line names an error.
         :func:`rljob.rollout.exit_diagnosis.first_error` finds Python's and argparse's errors behind a log prefix."""
+
+
+@runtime_checkable
+class ServingAdapter(Protocol):
+    """An :class:`Adapter` whose engine can also serve a frozen pool: a model that gets no weights, asked by rewards
+    through an API compatible with OpenAI's (:mod:`rljob.rollout.frozen_engine`). Of the client, only ``healthy`` and
+    ``close`` are used then."""
+
+    def launch_frozen(self, port: int, key: str) -> Launch:
+        """Return how to start a server that serves ``model`` under the name of the pool.
+
+        As :meth:`Adapter.launch`, but with a tokenizer and without routes for weights. It serves the paths of
+        :data:`rljob.rollout.frozen_engine.PATHS` that the model can answer.
+        """
 
 
 class AdapterFactory(Protocol):

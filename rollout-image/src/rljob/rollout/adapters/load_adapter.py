@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rljob.api.extensions import ENGINES, load
 from rljob.api.models import RLJobSpec
-from rljob.rollout.adapters.base import Adapter
+from rljob.rollout.adapters.base import Adapter, ServingAdapter
 
 ATTRIBUTES = ("problems", "launch", "connect", "find_error", "in_flight")
 
@@ -38,3 +38,17 @@ def load_adapter(spec: RLJobSpec, index: int, model: Path) -> Adapter:
             "rljob.rollout.adapters.base"
         )
     return adapter
+
+
+def serving(adapter: Adapter, spec: RLJobSpec, index: int) -> ServingAdapter:
+    """Return the adapter of frozen pool ``index``, whose engine can serve a model to rewards.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if isinstance(adapter, ServingAdapter):
+        return adapter
+    raise ValueError(
+        f"spec.rollouts[{index}].engine: {spec.rollouts[index].engine} cannot serve a model to rewards (its adapter "
+        "has no launch_frozen); set vllm"
+    )

@@ -83,12 +83,29 @@ class VllmAdapter:
 
     def launch(self, port: int, key: str) -> Launch:
         """Return how to start a server on ``port`` of loopback."""
+        options: dict[str, str | int] = {
+            "--served-model-name": SERVED_NAME,
+            "--logprobs-mode": "processed_logprobs",
+            "--weight-transfer-config": json.dumps({"backend": "rljob"}),
+            "--worker-extension-cls": f"{PACKAGE}.weight_transfer.WorkerExtension",
+        }
+        flags = ["--enable-scale-out", "--skip-tokenizer-init"]
+        return self._launch(port, key, options, flags, {"VLLM_SERVER_DEV_MODE": "1"})
+
+    def launch_frozen(self, port: int, key: str) -> Launch:
+        """Return how to start a server of a model that gets no weights; see
+        :class:`~rljob.rollout.adapters.base.ServingAdapter`."""
+        return self._launch(port, key, {"--served-model-name": self._pool.name}, [], {"VLLM_SERVER_DEV_MODE": None})
+
+    def _launch(
+        self, port: int, key: str, own: Mapping[str, str | int], flags: list[str], variables: Mapping[str, str | None]
+    ) -> Launch:
+        """Return a launch with the options that both kinds of servers have, and ``own`` ones."""
         pool = self._pool
         assert pool.dtype is not None, "resolve() sets it"
         cache_bytes = pool.kv_cache_bytes or (cpu_cache_bytes("vllm") if self._on_cpu else None)
         options: dict[str, str | int] = {
             "--model": str(self._model),
-            "--served-model-name": SERVED_NAME,
             "--host": "127.0.0.1",
             "--port": port,
             "--dtype": pool.dtype,
@@ -97,17 +114,15 @@ class VllmAdapter:
             "--pipeline-parallel-size": pool.parallelism.pipeline,
             "--data-parallel-size": pool.parallelism.data,
             "--max-num-seqs": pool.max_concurrency + PROBE_SLOTS,
-            "--logprobs-mode": "processed_logprobs",
             "--generation-config": "vllm",  # a model's own defaults must not change the sampling
-            "--weight-transfer-config": json.dumps({"backend": "rljob"}),
-            "--worker-extension-cls": f"{PACKAGE}.weight_transfer.WorkerExtension",
             "--middleware": f"{RequireVllmKey.__module__}.{RequireVllmKey.__name__}",
             "--uvicorn-log-level": "warning",
             "--h11-max-incomplete-event-size": HEAD_BYTES,
+            **own,
         }
         if cache_bytes is not None:
             options["--kv-cache-memory-bytes"] = cache_bytes
-        flags = ["--enable-scale-out", "--skip-tokenizer-init", "--disable-uvicorn-access-log", "--disable-log-stats"]
+        flags = [*flags, "--disable-uvicorn-access-log", "--disable-log-stats"]
         if self._on_cpu:
             # A seeded request whose prompt is split into chunks kills the engine: vLLM resets the request's random
             # generator by an offset, which CPU generators do not have.
@@ -117,7 +132,6 @@ class VllmAdapter:
         command = [sys.executable, "-m", f"{PACKAGE}.main", *pairs, *flags, *pool.args]
         environment: dict[str, str | None] = {
             KEY_VARIABLE: key,
-            "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(SERVER_KEEP_ALIVE_SECONDS),
@@ -126,6 +140,7 @@ class VllmAdapter:
             "GLOO_SOCKET_IFNAME": LOOPBACK,
             "PYTHONDONTWRITEBYTECODE": None,  # without bytecode files every start compiles torch and vLLM: 15 s
             **(CPU_ENVIRONMENT if self._on_cpu else {}),
+            **variables,
         }
         return Launch(command, environment)
 

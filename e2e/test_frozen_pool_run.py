@@ -1,0 +1,85 @@
+"""examples/three_rewards.yaml without fakes: the quickstart's model learns with mathematics, code in the sandbox and a
+judge in a frozen pool. The judge is a tiny model that always gives the same score; its engine is killed once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from e2e.test_real_run import THOROUGH, Running, rljob_run
+from rljob.ledger.audit import audit
+from rljob.trainer.example_model import END, Recipe, make_batches, make_model, train_tokenizer, warm_up
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples/three_rewards.yaml"
+STEPS = 4
+SEEN = "this form: <score>1</score>"
+"""The end of every prompt of the judge. The tiny judge's chat template shows it nothing else."""
+TEMPLATE = f"{{{{ messages[0]['content'][-{len(SEEN)}:] }}}}"
+
+
+def make_judge(directory: Path) -> None:
+    """Write a model that answers :data:`SEEN` with the score 7."""
+    recipe = Recipe(working_steps=60, bare_steps=0)
+    tokenizer = train_tokenizer([SEEN, "[[7]]"] * 20)
+    model = make_model(tokenizer.eos_token_id)
+    examples = [[(SEEN, False), (f"[[7]]{END}", True)]] * (60 * recipe.batch)
+    warm_up(model, make_batches(tokenizer, examples, recipe.batch, random.Random(1)), 60, recipe)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def manifest_of(directory: Path, judge: Path) -> Path:
+    """Write the example, shorter and with the tiny judge; return its path."""
+    body = yaml.safe_load(EXAMPLE.read_text())
+    spec = body["spec"]
+    spec["models"][1]["source"] = str(judge)
+    spec["rollouts"][1] |= {"maxModelLength": 512, "args": [f"--chat-template={TEMPLATE}"]}
+    spec["training"] = {"steps": STEPS, "promptsPerStep": 4, "samplesPerPrompt": 4}
+    spec["evaluation"] = {"problems": 4}
+    spec["tasks"][0]["data"]["jsonl"]["path"] = str(EXAMPLE.parents[1] / spec["tasks"][0]["data"]["jsonl"]["path"])
+    path = directory / "job.yaml"
+    path.write_text(yaml.safe_dump(body))
+    return path
+
+
+def server_of(run: Running, component: str) -> int:
+    """Return the server that a component's process started; -1 if there is none."""
+    agent = run.pid(component)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == agent:
+                return int(stat.parent.name)
+        except OSError:
+            continue
+    return -1
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not THOROUGH, reason="two minutes; test_examples.py has the same job with a fake engine")
+def test_a_model_learns_with_a_judge_of_the_job_whose_engine_is_killed(tmp_path: Path) -> None:
+    judge, directory = tmp_path / "judge", tmp_path / "run"
+    make_judge(judge)
+    with rljob_run(manifest_of(tmp_path, judge), directory) as run:
+        run.wait(lambda: run.step() >= 1, seconds=600)
+        victim = server_of(run, "rollout-judge-0")
+        assert victim > 0
+        os.kill(victim, signal.SIGKILL)
+        assert run.process.wait(600) == 0, run.output()
+    report = audit(directory)
+    assert report.ok and report.finished, [problem for check in report.checks for problem in check.problems]
+    with sqlite3.connect(directory / "ledger.sqlite") as ledger:
+        ends = Counter(state for (state,) in ledger.execute("SELECT state FROM samples"))
+        metrics = [json.loads(text) for (text,) in ledger.execute("SELECT metrics FROM scores")]
+    assert ends["trained"] == STEPS * 16 and ends["failed"] == 0
+    assert {"reward/right", "reward/program", "reward/clear"} <= metrics[0].keys()
+    assert {round(each["reward/clear"], 6) for each in metrics} == {round(6 / 9, 6)}, "the judge scored every sample"
+    assert "restarting it" in (directory / "logs/rollout-judge-0.log").read_text()

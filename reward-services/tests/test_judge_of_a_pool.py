@@ -1,0 +1,152 @@
+"""The reward `judge` with a frozen pool of the job: its engines go and come back, and no sample is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer, unused_port
+
+from e2e.fakes.chat_server import ChatServer
+from rljob.api.rewards import REWARDS, NotScored, Unavailable
+from rljob.protocol.score_messages import Score, ScoreItem
+from rljob.rewards import chat_api
+from rljob.rewards.evaluate import RewardEvaluator
+from rljob.rewards.judge_reward import JudgeReward
+from rljob.rewards.pool import Pool
+from rljob.rewards.server import build_app
+
+ITEM = {"sample": "s0", "task": "sums", "prompt": "1+1=", "completion": "2", "finish": "stop", "problem": {}}
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_api, "FIRST_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(chat_api, "LAST_BACKOFF_SECONDS", 0.001)
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., JudgeReward]:
+    """Maker of rewards whose pool has engines at these addresses."""
+
+    def make(*urls: str) -> JudgeReward:
+        monkeypatch.setenv("RLJOB_POOL_URLS", json.dumps({"judge": urls}))
+        monkeypatch.setenv("RLJOB_POOL_TOKEN", "secret")
+        return JudgeReward(REWARDS["judge"].parse({"pool": "judge"}), [])
+
+    return make
+
+
+@asynccontextmanager
+async def running(*servers: ChatServer) -> AsyncIterator[list[str]]:
+    started = [TestServer(server.app()) for server in servers]
+    for each in started:
+        await each.start_server()
+    try:
+        yield [str(each.make_url("")).rstrip("/") for each in started]
+    finally:
+        for each in started:
+            await each.close()
+
+
+def verdicts(*replies: web.Response | str) -> ChatServer:
+    left = iter(replies)
+    return ChatServer(lambda message: next(left, "<score>10</score>"))
+
+
+async def test_the_engines_of_a_pool_are_asked_in_turn_with_the_token_of_the_pools(
+    judge: Callable[..., JudgeReward],
+) -> None:
+    servers = [verdicts(), verdicts()]
+    async with running(*servers) as urls:
+        reward = judge(*urls)
+        for _ in range(4):
+            assert (await reward(prompt="", completion="", problem={}))[0] == 1.0
+        await reward.api.close()
+    assert [server.tokens for server in servers] == [["Bearer secret"] * 2] * 2
+    assert servers[0].bodies[0]["model"] == "judge"
+
+
+async def test_a_request_goes_to_another_engine_while_one_is_gone(judge: Callable[..., JudgeReward]) -> None:
+    server = verdicts()
+    async with running(server) as urls:
+        reward = judge(f"http://127.0.0.1:{unused_port()}", *urls)
+        assert (await reward(prompt="", completion="", problem={}))[0] == 1.0
+        await reward.api.close()
+
+
+async def test_a_message_that_ends_several_engines_is_not_scored(judge: Callable[..., JudgeReward]) -> None:
+    broken = [web.Response(status=500, text="the engine ended") for _ in range(3)]
+    server = verdicts(broken[0], web.Response(status=503), broken[1], broken[2])
+    async with running(server) as urls:
+        reward = judge(*urls)
+        with pytest.raises(
+            NotScored, match="the judge failed 3 times on this request \\(HTTP 500: the engine ended\\)"
+        ):
+            await reward(prompt="", completion="", problem={})
+        assert (await reward(prompt="", completion="other", problem={}))[0] == 1.0
+        await reward.api.close()
+
+
+@pytest.mark.parametrize("completion", ["2", "3"])
+async def test_the_failures_of_a_message_are_remembered_while_its_sample_is_asked_again(
+    judge: Callable[..., JudgeReward], completion: str
+) -> None:
+    gone = web.Response(status=503, headers={"Retry-After": "60"})
+    server = verdicts(web.Response(status=500), web.Response(status=500), gone, web.Response(status=500))
+    async with running(server) as urls:
+        reward = judge(*urls)
+        with pytest.raises(Unavailable, match="no engine of the judge answers \\(HTTP 503"):
+            async with asyncio.timeout(0.2):
+                await reward(prompt="", completion="2", problem={})
+        if completion == "2":
+            with pytest.raises(NotScored, match="failed 3 times"):
+                await reward(prompt="", completion="2", problem={})
+        else:
+            assert (await reward(prompt="", completion="3", problem={}))[0] == 1.0
+        await reward.api.close()
+
+
+def test_a_pool_that_the_service_does_not_know_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLJOB_POOL_URLS", raising=False)
+    with pytest.raises(ValueError, match="pool 'judge' is not in RLJOB_POOL_URLS, which rljob sets"):
+        JudgeReward(REWARDS["judge"].parse({"pool": "judge"}), [])
+
+
+def absent(**_: object) -> float:
+    raise Unavailable("nobody is there")
+
+
+def present(**_: object) -> float:
+    return 0.5
+
+
+@pytest.mark.parametrize(("scorer", "status"), [(absent, 503), (present, 200)])
+async def test_the_service_asks_the_runner_to_come_again_while_a_reward_is_unavailable(
+    scorer: Callable[..., float], status: int
+) -> None:
+    """The runner repeats a request with status 503 until it has scores, so no sample is lost."""
+    pool = Pool(RewardEvaluator(scorer, "mine"), "mine", processes=1, timeout_seconds=10)
+    app = build_app(pool)
+    asgi = httpx.ASGITransport(app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=asgi, base_url="http://reward") as client:
+        reply = await client.post("/v1/score", json={"items": [ITEM]})
+    assert reply.status_code == status
+    if status == 503:
+        assert reply.headers["Retry-After"] == "1"
+        assert reply.text == "reward mine cannot score now: nobody is there\n"
+    else:
+        assert reply.json() == {
+            "scores": [{"sample": "s0", "reward": 0.5, "metrics": {}, "error": "", "turn_rewards": []}]
+        }
+
+
+def test_a_sample_that_cannot_be_scored_now_has_no_score_yet() -> None:
+    scores: list[Score] = []
+    RewardEvaluator(absent, "mine").score_all([ScoreItem(**ITEM)], scores.append)
+    assert scores[0].error == "reward mine cannot score now: nobody is there"
