@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from e2e.test_real_run import THOROUGH, Running, rljob_run
+from rljob.api.tasks import Task
 from rljob.ledger.audit import audit
-from rljob.trainer.example_model import END, Recipe, make_batches, make_model, train_tokenizer, warm_up
+from rljob.trainer.example_model import END, Recipe, build, make_batches, make_model, train_tokenizer, warm_up
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples/three_rewards.yaml"
 STEPS = 4
@@ -37,14 +38,16 @@ def make_judge(directory: Path) -> None:
 
 
 def manifest_of(directory: Path, judge: Path) -> Path:
-    """Write the example, shorter and with the tiny judge; return its path."""
+    """Write the example, shorter, with a policy made here and the tiny judge; return its path."""
     body = yaml.safe_load(EXAMPLE.read_text())
     spec = body["spec"]
-    spec["models"][1]["source"] = str(judge)
+    del spec["initializer"]
+    spec["models"][0]["source"], spec["models"][1]["source"] = str(directory / "policy"), str(judge)
     spec["rollouts"][1] |= {"maxModelLength": 512, "args": [f"--chat-template={TEMPLATE}"]}
     spec["training"] = {"steps": STEPS, "promptsPerStep": 4, "samplesPerPrompt": 4}
     spec["evaluation"] = {"problems": 4}
     spec["tasks"][0]["data"]["jsonl"]["path"] = str(EXAMPLE.parents[1] / spec["tasks"][0]["data"]["jsonl"]["path"])
+    build(directory / "policy", Task.model_validate(spec["tasks"][0]), 1, Recipe(working_steps=100, bare_steps=10))
     path = directory / "job.yaml"
     path.write_text(yaml.safe_dump(body))
     return path
@@ -63,13 +66,13 @@ def server_of(run: Running, component: str) -> int:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not THOROUGH, reason="two minutes; test_examples.py has the same job with a fake engine")
 def test_a_model_learns_with_a_judge_of_the_job_whose_engine_is_killed(tmp_path: Path) -> None:
     judge, directory = tmp_path / "judge", tmp_path / "run"
     make_judge(judge)
     with rljob_run(manifest_of(tmp_path, judge), directory) as run:
-        run.wait(lambda: run.step() >= 1, seconds=600)
+        run.wait(lambda: run.step() >= 1, seconds=900)
         victim = server_of(run, "rollout-judge-0")
         assert victim > 0
         os.kill(victim, signal.SIGKILL)
