@@ -35,6 +35,7 @@ SERVERS = {
     "coordinator/src/rljob/coordinator/serve.py",
     "core/src/rljob/protocol/service_server.py",
     "operator/src/rljob/operator/metrics_server.py",
+    "rollout-image/src/rljob/rollout/frozen_engine.py",
 }
 OTHERS = {
     "coordinator/src/rljob/coordinator/local_api_server.py": "its socket is served by an HttpServer",
