@@ -34,6 +34,7 @@ def make_judge(directory: Path) -> None:
     examples = [[(SEEN, False), (f"[[7]]{END}", True)]] * (60 * recipe.batch)
     warm_up(model, make_batches(tokenizer, examples, recipe.batch, random.Random(1)), 60, recipe)
     model.save_pretrained(directory)
+    tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(directory)
 
 
@@ -43,7 +44,7 @@ def manifest_of(directory: Path, judge: Path) -> Path:
     spec = body["spec"]
     del spec["initializer"]
     spec["models"][0]["source"], spec["models"][1]["source"] = str(directory / "policy"), str(judge)
-    spec["rollouts"][1] |= {"maxModelLength": 512, "args": [f"--chat-template={TEMPLATE}"]}
+    spec["rollouts"][1]["maxModelLength"] = 512
     spec["training"] = {"steps": STEPS, "promptsPerStep": 4, "samplesPerPrompt": 4}
     spec["evaluation"] = {"problems": 4}
     spec["tasks"][0]["data"]["jsonl"]["path"] = str(EXAMPLE.parents[1] / spec["tasks"][0]["data"]["jsonl"]["path"])
