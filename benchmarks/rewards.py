@@ -1,40 +1,53 @@
-"""Samples per second of the workers of a reward service, and the cost of a run in the sandbox of the reward `code`.
+"""Samples per second of a reward service and of the runner's client, and the cost of a run in the sandbox of `code`.
 
     python -m benchmarks.rewards --json [--rounds 10] [--keep] [--timeout SECONDS]
 
 Each reward runs in the worker processes of rljob's service (without HTTP), on one core with one worker and on two cores
-with two; each worker has two samples at a time. The program of `code` reads a number and prints its double.
+with two; each worker has two samples at a time. The answers of `mathematics` are different numbers in a box. The
+program of `code` reads a number and prints its double.
 `code_runs_over_fork_exec` compares, in alternating rounds on one core, whole samples of `code` with processes of bare
 Python (`python3 -S -E -I -c pass`) that the same process starts and waits for one after another.
+`client_share_of_service` compares, in alternating rounds on all cores, the samples of `mathematics` that the runner's
+client gets a second over HTTP from a service of one worker with those of one worker without HTTP.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import itertools
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 from benchmarks import time_limit
 from benchmarks.report import report, target
 from rljob.api.rewards import REWARDS
+from rljob.api.roles import Reward
+from rljob.protocol.free_port import free_port
 from rljob.protocol.score_messages import Score, ScoreItem
 from rljob.rewards.code_reward import CodeReward
 from rljob.rewards.evaluate import RewardEvaluator
+from rljob.rewards.math_reward import MathReward
 from rljob.rewards.pool import Pool
 from rljob.rewards.sandbox.isolation import find_isolation
+from rljob.runner.scoring import RewardClient
+from rljob.runner.service_http import service_session
 
 TIMEOUT_SECONDS = 600.0
-SAMPLES = {"trivial": 2000, "code": 200}
+SAMPLES = {"trivial": 2000, "mathematics": 400, "code": 200}
 EXECUTIONS = 50
 PER_WORKER = 2
-COMPLETION = "```python\nprint(2 * int(input()))\n```"
+FOR_CLIENT = 64
+"""Samples that end at the same time in a runner."""
+PROGRAM = "```python\nprint(2 * int(input()))\n```"
 TESTS = {"tests": [{"input": "21", "output": "42"}]}
+_numbers = itertools.count(10_000)
 
 
 def trivial(completion: str) -> float:
@@ -42,30 +55,59 @@ def trivial(completion: str) -> float:
     return float(bool(completion))
 
 
-def evaluator(name: str) -> Callable[[ScoreItem], Score]:
+class Mathematics(MathReward):
+    """The built-in reward `math` as it is without options."""
+
+    def __init__(self) -> None:
+        super().__init__(REWARDS["math"].parse({}), [])
+
+
+def evaluator(name: str) -> RewardEvaluator:
     """Return a reward as the service calls it."""
-    return RewardEvaluator(trivial if name == "trivial" else CodeReward(REWARDS["code"].parse({}), []), name)
+    scorers: dict[str, Callable[[], Any]] = {
+        "trivial": lambda: trivial,
+        "mathematics": Mathematics,
+        "code": lambda: CodeReward(REWARDS["code"].parse({}), []),
+    }
+    return RewardEvaluator(scorers[name](), name)
 
 
-async def score(pool: Pool, count: int, clients: int) -> list[float]:
-    """Score ``count`` samples, ``clients`` at a time; return the seconds of each.
+def samples(name: str, count: int) -> Iterator[ScoreItem]:
+    """Yield right answers; no two of `mathematics` are the same, because the reward keeps what it has read."""
+    for number in itertools.islice(_numbers, count):
+        completion, row = PROGRAM, TESTS
+        if name == "mathematics":
+            completion, row = f"Together they are \\boxed{{{number}}}.", {"answer": str(number)}
+        yield ScoreItem(f"g{number}", "sums", "", completion, "stop", row)
+
+
+async def score(ask: Callable[[ScoreItem], Awaitable[Score]], items: Iterator[ScoreItem], clients: int) -> list[float]:
+    """Score ``items``, ``clients`` at a time; return the seconds of each.
 
     Raises:
         RuntimeError: a sample has an error, or the wrong score.
     """
     seconds: list[float] = []
 
-    async def client(number: int) -> None:
-        for i in range(number, count, clients):
-            item = ScoreItem(f"g{i}", "sums", "", COMPLETION, "stop", TESTS)
+    async def client() -> None:
+        for item in items:
             began = time.perf_counter()
-            (given,) = await pool.score([item])
+            given = await ask(item)
             seconds.append(time.perf_counter() - began)
             if given.error or given.reward != 1:
                 raise RuntimeError(f"a sample has the score {given}")
 
-    await asyncio.gather(*(client(number) for number in range(clients)))
+    await asyncio.gather(*(client() for _ in range(clients)))
     return seconds
+
+
+def asking(pool: Pool) -> Callable[[ScoreItem], Awaitable[Score]]:
+    """Return a function that has a worker of ``pool`` score a sample."""
+
+    async def ask(item: ScoreItem) -> Score:
+        return (await pool.score([item]))[0]
+
+    return ask
 
 
 async def measure(name: str, cores: int, rounds: int) -> dict[str, float]:
@@ -74,10 +116,10 @@ async def measure(name: str, cores: int, rounds: int) -> dict[str, float]:
     times: list[float] = []
     executions: list[float] = []
     async with Pool(evaluator(name), name, cores, 60.0) as pool:
-        await score(pool, 4 * cores, PER_WORKER * cores)  # starts the zygotes
+        await score(asking(pool), samples(name, 4 * cores), PER_WORKER * cores)  # starts the zygotes
         for _ in range(rounds):
             began = time.perf_counter()
-            latencies += await score(pool, SAMPLES[name], PER_WORKER * cores)
+            latencies += await score(asking(pool), samples(name, SAMPLES[name]), PER_WORKER * cores)
             times.append(time.perf_counter() - began)
             if name == "code" and cores == 1:
                 executions.append(execute(EXECUTIONS))
@@ -88,6 +130,39 @@ async def measure(name: str, cores: int, rounds: int) -> dict[str, float]:
         ratios = [SAMPLES[name] / a * b / EXECUTIONS for a, b in zip(times, executions, strict=True)]
         figures["runs_over_fork_exec"] = statistics.median(ratios)
     return figures
+
+
+async def client_share(rounds: int) -> dict[str, float]:
+    """Return samples/s of the runner's client and of the workers of the same service, and the median of their ratio."""
+    name = "mathematics"
+    times: dict[str, list[float]] = {"pool": [], "client": []}
+    async with Pool(evaluator(name), name, 1, 60.0) as pool, serving(name) as client:
+        for _ in range(rounds + 1):
+            for way, ask in (("pool", asking(pool)), ("client", client.score)):
+                began = time.perf_counter()
+                await score(ask, samples(name, SAMPLES[name]), FOR_CLIENT)
+                times[way].append(time.perf_counter() - began)
+    found = {way: spent[1:] for way, spent in times.items()}  # the first round starts the workers
+    figures = {f"{way}_samples_per_second": SAMPLES[name] * rounds / sum(spent) for way, spent in found.items()}
+    ratios = [pool / client for pool, client in zip(found["pool"], found["client"], strict=True)]
+    return {**figures, "share": statistics.median(ratios)}
+
+
+@contextlib.asynccontextmanager
+async def serving(name: str) -> AsyncIterator[RewardClient]:
+    """Start the service of a reward with one worker; yield the runner's client of it."""
+    where = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "rljob.rewards.main", "--serve", f"benchmarks.rewards:{name.title()}", where]
+    service = subprocess.Popen([*command, "1", "60"], env={**os.environ, "RLJOB_LOG_LEVEL": "WARNING"})
+    try:
+        async with service_session() as session:
+            client = RewardClient(Reward(name=name, url=f"http://{where}"), f"http://{where}", session)
+            await client.wait_until_reachable()
+            yield client
+            await client.close()
+    finally:
+        service.terminate()
+        service.wait()
 
 
 def execute(count: int) -> float:
@@ -116,8 +191,13 @@ def main() -> None:
             for name in SAMPLES:
                 found = asyncio.run(measure(name, cores, options.rounds))
                 figures |= {f"{name}_{cores}_{figure}": value for figure, value in found.items()}
-    ratio = figures.pop("code_1_runs_over_fork_exec")
-    report("rewards", figures, {"code_runs_over_fork_exec": target(ratio, ">=", 3.0)}, options.keep)
+    os.sched_setaffinity(0, available)
+    figures |= {f"mathematics_{figure}": value for figure, value in asyncio.run(client_share(options.rounds)).items()}
+    targets = {
+        "code_runs_over_fork_exec": target(figures.pop("code_1_runs_over_fork_exec"), ">=", 3.0),
+        "client_share_of_service": target(figures.pop("mathematics_share"), ">=", 0.9),
+    }
+    report("rewards", figures, targets, options.keep)
 
 
 if __name__ == "__main__":
