@@ -137,8 +137,8 @@ def test_a_manifest_of_another_version_is_refused(directory, manifest):
 def test_tokens_are_created_once_and_readable_by_the_owner_only(directory):
     directory.path.mkdir(parents=True)
     tokens = directory.tokens()
-    assert set(tokens) == {"agent", "trainer", "runner", "reward", "environment", "owner"}
-    assert len(set(tokens.values())) == 6
+    assert set(tokens) == {"agent", "trainer", "runner", "reward", "environment", "pool", "owner"}
+    assert len(set(tokens.values())) == 7
     assert directory.tokens() == tokens
     assert (directory.path / "tokens.json").stat().st_mode & 0o777 == 0o600
 
