@@ -12,6 +12,7 @@ from tools.cluster.node import Cluster
 
 START_SECONDS = 800.0
 REPLACED_SECONDS = 400.0
+READY_SECONDS = 60.0
 TEMPLATE = "{{ messages[0]['content'][-40:] }}"
 """Chat template of the judge, which is the quickstart's model: it has none, and no positions for a whole prompt."""
 
@@ -41,7 +42,7 @@ def test_a_job_trains_with_a_judge_of_its_own_whose_pod_is_deleted(node: Cluster
     job = Job(node, node.namespace("judged", RESTRICTED), manifest())
     job.apply()
     job.reaches(1, START_SECONDS)
-    assert job.status()["ready"]["rollout"] == "2/2"
+    job.until(lambda: job.status()["ready"]["rollout"] == "2/2", READY_SECONDS, "2 of 2 engines to be ready")
     before = job.pod("rollout-judge")["metadata"]["name"]
     job.kubectl("delete", "pod", before, "--wait=false")
     reached = job.step()
