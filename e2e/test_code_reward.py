@@ -158,3 +158,56 @@ def test_the_layers_are_in_the_log(caplog):
     with caplog.at_level("INFO"):
         reward_of("stdio").close()
     assert "code runs behind" in caplog.text and "weakest: seccomp" in caplog.text
+
+
+INJECTED = """
+import sys
+frame = sys._getframe()
+while 'peer' not in frame.f_locals:
+    frame = frame.f_back
+peer = frame.f_locals['peer']
+old = peer._do
+def f(*_):
+    return 0
+def do(operation, *values):
+    answer = old(operation, *values)
+    if operation == 'names':
+        same = [[name, peer._encode(lambda *_: 1)] for name in ('sorted', 'len', 'abs', 'all')]
+        answer += [['__builtins__', ['d', same]], *same]
+    return answer
+peer._do = do
+"""
+
+
+@pytest.mark.parametrize(
+    "test", ["assert sorted(f(2)) == sorted([1, 2, 3])", "assert abs(f(2) - 5) < 1", "assert all([f(2) == 5])"]
+)
+def test_a_program_cannot_replace_the_builtins_of_the_tests(rewards, test):
+    assert score(rewards["asserts"], [test], INJECTED) == 0.0
+    assert score(rewards["asserts"], ["assert f(2) == 0"], INJECTED) == 1.0
+
+
+@pytest.mark.parametrize(
+    "test", ["assert 4 in f(2)", "assert all(a == b for a, b in zip(map(f, [1, 2]), [3, 4]))"], ids=["in", "zip"]
+)
+def test_a_program_does_not_decide_what_the_tests_compare(rewards, test):
+    liar = "class All:\n    def __contains__(self, x): return True\n    def __iter__(self): return iter([])\n"
+    assert score(rewards["asserts"], [test], f"{liar}def f(x):\n    return All()") == 0.0
+    assert score(rewards["asserts"], [test], "def f(x):\n    raise StopIteration") == 0.0
+    assert score(rewards["asserts"], ["assert 4 in f(2)"], "def f(x):\n    return [x, x + 2]") == 1.0
+
+
+@pytest.mark.parametrize("end", ["exit()", "quit()", "exit(0)", "sys.exit()"])
+def test_a_program_may_end_itself(rewards, end):
+    assert score(rewards["stdio"], SUM, f"import sys\n{ADD}\n{end}") == 1.0
+    assert score(rewards["stdio"], SUM, f"{ADD}\nexit(1)") == 0.0
+
+
+def test_a_star_import_of_the_program_keeps_the_names_of_the_tests(rewards):
+    half = "import math\ndef half(x):\n    return math.floor(x / 2)"
+    tests = "from solution import *\ndef test_half():\n    assert math.isclose(half(4), 2)"
+    assert score(rewards["pytest"], tests, half) == 1.0
+    assert score(rewards["pytest"], f"import math\n{tests}", half) == 1.0
+    liar = "def half(x): return 7\ndef approx(x): return 7"
+    tests = "from pytest import approx\nfrom solution import *\ndef test_half():\n    assert half(5) == approx(2.5)"
+    assert score(rewards["pytest"], tests, liar) == 0.0

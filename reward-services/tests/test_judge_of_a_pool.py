@@ -112,6 +112,26 @@ async def test_the_failures_of_a_message_are_remembered_while_its_sample_is_aske
         await reward.api.close()
 
 
+async def test_a_message_that_had_its_time_is_not_asked_again_because_another_engine_was_gone(
+    judge: Callable[..., JudgeReward],
+) -> None:
+    forever = asyncio.Event()
+
+    async def slow(_: web.Request) -> web.Response:
+        await forever.wait()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", slow)
+    async with TestServer(app) as server:
+        reward = judge(f"http://127.0.0.1:{unused_port()}", str(server.make_url("")))
+        with pytest.raises(NotScored, match="the judge did not answer in time"):
+            async with asyncio.timeout(0.5):
+                await reward(prompt="", completion="", problem={})
+        await reward.api.close()
+        forever.set()
+
+
 def test_a_pool_that_the_service_does_not_know_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RLJOB_POOL_URLS", raising=False)
     with pytest.raises(ValueError, match="pool 'judge' is not in RLJOB_POOL_URLS, which rljob sets"):

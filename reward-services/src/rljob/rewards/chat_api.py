@@ -64,14 +64,17 @@ class ChatApi:
         Raises:
             NotScored: the API refuses the request, its reply is no complete text, or several servers ended on it; after
                 a cancellation, it did not answer until then.
-            Unavailable: after a cancellation, there was no server, and one will come back.
+            Unavailable: after a cancellation, there was no server for most of the time, and one will come back.
         """
         body = json.dumps(self._settings | {"messages": [{"role": "user", "content": message}]}).encode()
         backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
-        problem, gone = "", False
+        problem, gone, asking = "", False, False
+        clock = asyncio.get_running_loop().time
+        began = asked = clock()
         try:
             while True:
                 url, wait = next(self._urls), 0.0
+                asked, asking = clock(), True
                 try:
                     status, headers, reply = await self._post(url, body)
                 except (aiohttp.ClientError, OSError) as error:
@@ -90,9 +93,11 @@ class ChatApi:
                 if self._returns and failed:
                     self._count_failure(body, problem)
                 self._report(url, problem)
+                asking = False
                 await asyncio.sleep(max(wait, 0.0) + backoff.next())
         except asyncio.CancelledError:
-            if self._returns and gone:
+            has_had_time = asking and clock() - asked >= asked - began
+            if self._returns and gone and not has_had_time:
                 raise Unavailable(f"no engine of the judge answers ({problem})") from None
             if problem:
                 raise NotScored(f"the judge did not answer in time ({problem})") from None

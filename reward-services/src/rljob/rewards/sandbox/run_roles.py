@@ -18,14 +18,9 @@ import types
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from rljob.rewards.sandbox.remote_objects import ProgramPeer, TestsPeer
+from rljob.rewards.sandbox.remote_objects import ProgramPeer, TestsPeer, is_other_module
 
 SOURCE, CHANNEL = 3, 4
-PLAIN_MODULES = (
-    *("bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "json"),
-    *("math", "operator", "random", "re", "statistics", "string", "typing"),
-)
-"""Modules that tests may use although only the program imports them; the tests get the real ones."""
 
 
 def read_arguments(process: dict[str, Any]) -> dict[str, Any]:
@@ -60,13 +55,8 @@ def run_asserts(source: bytes, module: str) -> None:
     """Run a block of Python, whose names are those of the program; report whether it ends without exception."""
     peer = TestsPeer(CHANNEL)
     sys.modules[module] = peer.module(module)
-    names: dict[str, Any] = {"__name__": "tests"}
-    for name, value in peer.names().items():
-        if isinstance(value, types.ModuleType):
-            if value.__name__ in PLAIN_MODULES:
-                names[name] = importlib.import_module(value.__name__)
-        elif not hasattr(builtins, name):
-            names[name] = value
+    found = {name: value for name, value in peer.names().items() if not is_other_module(value)}
+    names: dict[str, Any] = {**found, "__name__": "tests", "__builtins__": builtins}
     sys.stdout = _nowhere()
     exec(compile(source, "tests.py", "exec", dont_inherit=True), names)
     _report(1, 1)

@@ -8,6 +8,7 @@ status and the CPU seconds of each process, ``why`` the reason if the zygote end
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import fcntl
 import gc
@@ -242,6 +243,7 @@ def main(config: str) -> None:
     for module in (*PRELOADED, *settings["modules"]):
         importlib.import_module(module)
     sys.argv = ["solution.py"]
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # of the module site, which is not loaded
     os.environ.clear()  # Python itself sets LC_CTYPE
     compile("0", "first", "exec")  # the first call makes the types of syntax trees, which takes a millisecond
     gc.collect()
