@@ -412,3 +412,36 @@ def _app(service: FakeService) -> web.Application:
 async def until(holds: Callable[[], bool]) -> None:
     while not holds():
         await asyncio.sleep(0)
+
+
+async def test_a_sample_that_cannot_be_scored_now_is_asked_again_and_no_other_waits(
+    client: RewardClient, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "LATER_SECONDS", 0.001)
+    away = True
+
+    def scores(items: list[dict]) -> web.Response:
+        later = [item["completion"] == "?" and away for item in items]
+        found = [
+            {"sample": item["sample"], "reward": 1.0, "error": "nobody is there" if wait else "", "later": wait}
+            for item, wait in zip(items, later, strict=True)
+        ]
+        return web.json_response({"scores": found})
+
+    service.answer = scores
+    waiting = [asyncio.create_task(client.score(item(f"g0.{i}", "?"))) for i in range(70)]
+    assert [(await client.score(item(f"g1.{i}"))).reward for i in range(3)] == [1.0] * 3
+    assert not any(task.done() for task in waiting)
+    away = False
+    assert [score.error for score in await asyncio.gather(*waiting)] == [""] * 70
+
+
+async def test_samples_that_wait_for_later_end_with_the_client(client: RewardClient, service: FakeService) -> None:
+    service.answer = lambda items: web.json_response(
+        {"scores": [{"sample": each["sample"], "reward": 0.0, "error": "away", "later": True} for each in items]}
+    )
+    task = asyncio.create_task(client.score(item("g0.0")))
+    await until(lambda: len(client._later) == 1)
+    await client.close()
+    task.cancel()
+    assert all(timer.cancelled() for timer in client._later.values())

@@ -142,31 +142,26 @@ def absent(**_: object) -> float:
     raise Unavailable("nobody is there")
 
 
-def present(**_: object) -> float:
-    return 0.5
+async def test_the_service_asks_the_runner_to_come_again_for_the_samples_that_it_cannot_score_now() -> None:
+    def scorer(completion: str) -> float:
+        if completion == "3":
+            raise Unavailable("nobody is there")
+        return 0.5
 
-
-@pytest.mark.parametrize(("scorer", "status"), [(absent, 503), (present, 200)])
-async def test_the_service_asks_the_runner_to_come_again_while_a_reward_is_unavailable(
-    scorer: Callable[..., float], status: int
-) -> None:
-    """The runner repeats a request with status 503 until it has scores, so no sample is lost."""
     pool = Pool(RewardEvaluator(scorer, "mine"), "mine", processes=1, timeout_seconds=10)
     app = build_app(pool)
     asgi = httpx.ASGITransport(app)
+    items = [ITEM, ITEM | {"sample": "s1", "completion": "3"}]
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=asgi, base_url="http://reward") as client:
-        reply = await client.post("/v1/score", json={"items": [ITEM]})
-    assert reply.status_code == status
-    if status == 503:
-        assert reply.headers["Retry-After"] == "1"
-        assert reply.text == "reward mine cannot score now: nobody is there\n"
-    else:
-        assert reply.json() == {
-            "scores": [{"sample": "s0", "reward": 0.5, "metrics": {}, "error": "", "turn_rewards": []}]
-        }
+        scores = (await client.post("/v1/score", json={"items": items})).json()["scores"]
+    assert [(score["sample"], score["reward"], score["later"]) for score in scores] == [
+        ("s0", 0.5, False),
+        ("s1", 0, True),
+    ]
+    assert scores[1]["error"] == "reward mine cannot score now: nobody is there"
 
 
 def test_a_sample_that_cannot_be_scored_now_has_no_score_yet() -> None:
     scores: list[Score] = []
     RewardEvaluator(absent, "mine").score_all([ScoreItem(**ITEM)], scores.append)
-    assert scores[0].error == "reward mine cannot score now: nobody is there"
+    assert scores[0].later and scores[0].error == "reward mine cannot score now: nobody is there"

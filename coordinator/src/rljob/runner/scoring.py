@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_SECONDS = 0.1
 LAST_BACKOFF_SECONDS = 5.0
 EXTRA_SECONDS = 30.0
+LATER_SECONDS = 1.0
+"""Until a sample is asked again that a reward cannot score now."""
 ISOLATED_FAILURES = 3
 MALFORMED_REPLIES = 3
 NOT_SCORED = "not_scored"
@@ -59,7 +61,7 @@ class MalformedReplyError(Exception):
     """The service answered something other than its scores."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Waiting:
     item: ScoreItem
     answer: asyncio.Future[Score]
@@ -88,6 +90,7 @@ class RewardClient:
         self._cache = ScoreCache()
         self._waiting: list[_Waiting] = []
         self._in_flight: set[asyncio.Task[None]] = set()
+        self._later: dict[_Waiting, asyncio.TimerHandle] = {}
         self._flushing = False
 
     async def score(self, item: ScoreItem) -> Score:
@@ -112,6 +115,8 @@ class RewardClient:
 
     async def close(self) -> None:
         """Cancel all requests."""
+        for timer in self._later.values():
+            timer.cancel()
         for request in list(self._in_flight):
             request.cancel()
         await asyncio.gather(*self._in_flight, return_exceptions=True)
@@ -146,8 +151,23 @@ class RewardClient:
             reason = f"reward {self._name} could not be asked ({type(error).__name__}: {error})"
             scores = [_failed(waiting.item, reason) for waiting in batch]
         for waiting, score in zip(batch, scores, strict=True):
-            if not waiting.answer.done():
+            if waiting.answer.done():
+                continue
+            if score.later:
+                self._ask_later(waiting, score.error)
+            else:
                 waiting.answer.set_result(score)
+
+    def _ask_later(self, waiting: _Waiting, reason: str) -> None:
+        """Ask for a sample again that the reward cannot score now. The others do not wait for it."""
+        if not self._later:
+            log.warning("%s; asking again", reason)
+        self._later[waiting] = asyncio.get_running_loop().call_later(LATER_SECONDS, self._ask_again, waiting)
+
+    def _ask_again(self, waiting: _Waiting) -> None:
+        del self._later[waiting]
+        self._waiting.append(waiting)
+        self._flush()
 
     async def _request_scores(self, batch: list[_Waiting], failed: set[str]) -> list[Score]:
         """Return the scores of ``batch``; repeat the request while the service is unavailable.
@@ -266,7 +286,8 @@ class RewardClient:
         scores = [self._checked(score) for score in reply.scores]
         if reply.deterministic:
             for waiting, score in zip(batch, scores, strict=True):
-                self._cache.put(waiting.item, score)
+                if not score.later:
+                    self._cache.put(waiting.item, score)
         return scores
 
     def _checked(self, score: Score) -> Score:

@@ -72,6 +72,7 @@ def excess(items: Sequence[ScoreItem]) -> str:
 class Score(msgspec.Struct):
     """Score of one sample. If ``error`` is not empty, the sample could not be scored and ``reward`` has no meaning.
 
+    ``later``: it cannot be scored now, for the reason in ``error``; the runner asks again.
     ``turn_rewards`` credit parts of ``reward`` to the first, second, … turn. The last turn gets the rest.
     """
 
@@ -80,6 +81,7 @@ class Score(msgspec.Struct):
     metrics: dict[str, float] = {}
     error: str = ""
     turn_rewards: list[float] = []
+    later: bool = False
 
 
 class ScoreReply(msgspec.Struct, omit_defaults=True):

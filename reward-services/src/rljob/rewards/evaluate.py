@@ -16,12 +16,6 @@ FIELDS = ("prompt", "completion", "finish", "problem", "task", "turns", "respons
 """Possible parameters of a reward: fields of a ScoreItem."""
 
 
-class WorkerScore(Score):
-    """What a worker answers for a sample. ``later``: it cannot be scored now, for the reason in ``error``."""
-
-    later: bool = False
-
-
 Send = Callable[[Score], None]
 
 
@@ -132,7 +126,7 @@ class RewardEvaluator:
             return self._not_scored(item, error)
         if isinstance(error, Unavailable):
             reason = error_score(item.sample, f"reward {self._name} cannot score now: {error}").error
-            return WorkerScore(item.sample, 0.0, error=reason, later=True)
+            return Score(item.sample, 0.0, error=reason, later=True)
         if isinstance(error, _LimitExceeded):
             return error_score(item.sample, time_limit_sentence(self._name, seconds or 0.0))
         return error_score(item.sample, f"reward {self._name} raised {_described(error)}")

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rljob.api.rewards import Unavailable
 from rljob.protocol.backoff import Backoff
 from rljob.protocol.score_messages import MAX_SCORE_BYTES, Score, ScoreItem
 from rljob.rewards import metrics
-from rljob.rewards.evaluate import WorkerScore, error_score, time_limit_sentence
+from rljob.rewards.evaluate import error_score, time_limit_sentence
 from rljob.rewards.worker import Evaluator, fork_worker
 
 log = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ TRIES = 2
 FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.1, 5.0  # after an error of the service
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(WorkerScore)
+_decoder = msgspec.json.Decoder(Score)
 
 
 class WorkerError(Exception):
@@ -94,9 +93,7 @@ class _Worker:
             raise WorkerError("wrote something other than a score") from None
         if score.sample != self.chunk[0].sample:
             raise WorkerError("wrote something other than the score of its sample")
-        return (
-            score if score.later else Score(score.sample, score.reward, score.metrics, score.error, score.turn_rewards)
-        )
+        return score
 
     async def _line(self, seconds: float) -> bytes:
         with contextlib.suppress(TimeoutError):
@@ -164,18 +161,10 @@ class Pool:
         return self._queue.qsize()
 
     async def score(self, items: list[ScoreItem]) -> list[Score]:
-        """Return the scores of ``items``, in order.
-
-        Raises:
-            Unavailable: one of them cannot be scored now.
-        """
+        """Return the scores of ``items``, in order."""
         jobs = [self._enqueue(item) for item in items]
         try:
-            scores = [await job.result for job in jobs]
-            for score in scores:
-                if isinstance(score, WorkerScore):
-                    raise Unavailable(score.error)
-            return scores
+            return [await job.result for job in jobs]
         finally:  # if the client is gone, samples that have not started are dropped
             for job in jobs:
                 job.result.cancel()
@@ -277,7 +266,7 @@ class Pool:
 
 def _answer(job: _Job, score: Score) -> None:
     metrics.SAMPLES.inc()
-    if score.error and not isinstance(score, WorkerScore):
+    if score.error and not score.later:
         metrics.FAILURES.inc()
         log.debug("sample %s: %s", score.sample, score.error)  # the score carries it to the runner
     if not job.result.done():

@@ -8,13 +8,11 @@ from contextlib import asynccontextmanager
 import msgspec
 from fastapi import FastAPI, Request, Response
 
-from rljob.api.rewards import Unavailable
 from rljob.protocol.heartbeat import beating
 from rljob.protocol.http_server import token_check
-from rljob.protocol.score_messages import Score, ScoreItem, ScoreReply, ScoreRequest, excess
+from rljob.protocol.score_messages import ScoreItem, ScoreReply, ScoreRequest, excess
 from rljob.protocol.service_routes import (
     NO_TOKEN,
-    RETRY_SECONDS,
     RequestRejectedError,
     add_probes,
     busy,
@@ -55,22 +53,15 @@ def build_app(pool: Pool, token: str = "") -> FastAPI:
                 raise RequestRejectedError(401, NO_TOKEN)
             if pool.waiting >= MAX_WAITING:
                 raise busy(f"{pool.waiting:,} samples wait for a worker; repeat the request later, or add processes")
-            scores = await _scores(pool, _decode(await read_body(request)))
+            items = _decode(await read_body(request))
         except RequestRejectedError as error:
             REJECTED.inc()
             return error.response()
-        reply = ScoreReply(scores, pool.deterministic)
+        reply = ScoreReply(await pool.score(items), pool.deterministic)
         return Response(_encoder.encode(reply), media_type="application/json")
 
     add_probes(app, REGISTRY)
     return app
-
-
-async def _scores(pool: Pool, items: list[ScoreItem]) -> list[Score]:
-    try:
-        return await pool.score(items)
-    except Unavailable as error:
-        raise RequestRejectedError(503, str(error), {"Retry-After": RETRY_SECONDS}) from None
 
 
 def _decode(body: bytes) -> list[ScoreItem]:

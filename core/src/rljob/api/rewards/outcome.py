@@ -19,7 +19,8 @@ class NotScored(Exception):
 class Unavailable(Exception):
     """What the reward depends on does not answer now; raised by a reward, with the reason.
 
-    The runner asks again until there is a score: the sample is not lost, and no time limit counts the wait.
+    The runner asks again until there is a score: the sample is not lost, no time limit counts the wait, and no other
+    sample waits for it.
     """
 
 
