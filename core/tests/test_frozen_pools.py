@@ -21,7 +21,7 @@ def judged(manifest: dict[str, Any]) -> dict[str, Any]:
     spec = manifest["spec"]
     spec["models"].append({"name": "big", "source": "job://big"})
     spec["rollouts"].append({"name": "judge", "model": "big", "maxModelLength": 64})  # below the answers of tasks
-    spec["rewards"].append({"name": "clear", "builtin": "judge", "config": {"pool": "judge"}})
+    spec["rewards"].append({"name": "clear", "builtin": "judge", "config": {"pool": "judge", "maxTokens": 16}})
     spec["tasks"][0]["moreRewards"] = [{"name": "clear"}]
     return manifest
 
@@ -69,10 +69,11 @@ def test_a_pool_that_cannot_serve_rewards_is_refused(
         ({"pool": "judge", "model": "m"}, "spec.rewards[1].config: model has no meaning with pool"),
         ({"pool": "judge", "tokenVariable": "T"}, "spec.rewards[1].config: tokenVariable has no meaning with pool"),
         ({"url": "http://judge"}, "spec.rewards[1].config: model is required with url"),
+        ({"pool": "judge", "maxTokens": 64}, "spec.rewards[1].config.maxTokens: 64 leaves no room for a prompt"),
     ],
 )
 def test_a_judge_is_one_pool_or_one_address(judged: dict[str, Any], config: dict[str, Any], sentence: str) -> None:
-    judged["spec"]["rewards"][1]["config"] = config
+    judged["spec"]["rewards"][1]["config"] = {"maxTokens": 16} | config
     [found] = refusals(judged)
     assert found.startswith(sentence)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rljob.api.engine_registry import ENGINES, serves_models
 from rljob.api.rewards import REWARDS
+from rljob.api.rewards.judge import DEFAULT_TOKENS
 
 if TYPE_CHECKING:
     from rljob.api.models import RLJobSpec
@@ -38,13 +39,22 @@ def frozen_pool_problems(spec: RLJobSpec) -> Iterator[str]:
 
 def _rewards(spec: RLJobSpec) -> Iterator[str]:
     """Check the pools that built-in rewards name."""
-    pools = [pool.name for pool in spec.frozen_pools]
+    pools = {pool.name: pool for pool in spec.frozen_pools}
     for i, reward in enumerate(spec.rewards):
         named = reward.config.get("pool")
         takes_pool = reward.builtin is not None and "pool" in REWARDS[reward.builtin].options.model_fields
-        if takes_pool and isinstance(named, str) and named not in pools:
+        if not takes_pool or not isinstance(named, str):
+            continue
+        if named not in pools:
             known = f"there are {', '.join(pools)}" if pools else "there is none"
             yield (
                 f"rewards[{i}].config.pool: {named!r} is no pool with a model of its own; {known}; name an entry of "
                 "rollouts whose model is not policy"
+            )
+            continue
+        tokens, length = reward.config.get("maxTokens", DEFAULT_TOKENS), pools[named].max_model_length
+        if isinstance(tokens, int) and tokens >= length:
+            yield (
+                f"rewards[{i}].config.maxTokens: {tokens} leaves no room for a prompt in pool {named}, whose "
+                f"maxModelLength is {length}; lower it"
             )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -38,7 +39,8 @@ MAX_ANSWER_BYTES = 64 << 20
 WAITING_PER_SLOT = 16
 """Requests for each of the pool's maxConcurrency slots, one of them in work. With more, a request gets status 429."""
 NO_TOKEN = "this request requires the token that rljob gave to the job's rewards"
-DRAIN_SECONDS = 5.0
+DRAIN_SECONDS = 20 if os.environ.get("RLJOB_INSTANCE") else 1
+"""For requests in work when this process ends; more in a pod, whose requests go on to others."""
 
 
 class FrozenEngine:
@@ -74,6 +76,7 @@ class FrozenEngine:
             HttpLimits(body_bytes=MAX_REQUEST_BYTES),
             check,
             signals=False,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
             host=host,
             port=int(port),
             log_config=None,
@@ -98,7 +101,7 @@ class FrozenEngine:
         """Accept no more requests; return when those in flight are answered, or after DRAIN_SECONDS."""
         record_ready(False)
         self.server.should_exit = True
-        await asyncio.wait({self._listening}, timeout=DRAIN_SECONDS)
+        await asyncio.wait({self._listening}, timeout=DRAIN_SECONDS + 1)
 
     @property
     def model(self) -> str:

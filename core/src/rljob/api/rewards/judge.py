@@ -11,6 +11,8 @@ from rljob.api.base import Model, Name, Text, Url
 from rljob.api.rewards.kind import RewardKind, Row
 from rljob.api.templates import columns_of, text_of
 
+DEFAULT_TOKENS = 1024
+"""Most tokens of a verdict."""
 POINTWISE_NAMES = ("criteria", "prompt", "response", "reference")
 PAIRWISE_NAMES = ("criteria", "prompt", "first", "second")
 LongText = Annotated[str, StringConstraints(max_length=65_536)]
@@ -42,7 +44,7 @@ class JudgeOptions(Model):
     """score with reward 0"""
     highest: ScaleEnd = 10
     """score with reward 1; between them the reward is linear"""
-    max_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 1024
+    max_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = DEFAULT_TOKENS
     """limit of the judge's reply, its reasoning included; a reply that reaches it is not scored"""
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     """of the judge; with 0, equal completions of a prompt are scored once"""
