@@ -95,15 +95,25 @@ async def test_a_message_that_ends_several_engines_is_not_scored(judge: Callable
 
 @pytest.mark.parametrize("completion", ["2", "3"])
 async def test_the_failures_of_a_message_are_remembered_while_its_sample_is_asked_again(
-    judge: Callable[..., JudgeReward], completion: str
+    judge: Callable[..., JudgeReward], monkeypatch: pytest.MonkeyPatch, completion: str
 ) -> None:
+    waits = asyncio.Event()
+
+    def seconds(value: str | None) -> float:
+        if value:
+            waits.set()
+        return float(value or 0)
+
+    monkeypatch.setattr(chat_api, "retry_after_seconds", seconds)
     gone = web.Response(status=503, headers={"Retry-After": "60"})
     server = verdicts(web.Response(status=500), web.Response(status=500), gone, web.Response(status=500))
     async with running(server) as urls:
         reward = judge(*urls)
+        asking = asyncio.create_task(reward(prompt="", completion="2", problem={}))
+        await waits.wait()
+        asking.cancel()
         with pytest.raises(Unavailable, match="no engine of the judge answers \\(HTTP 503"):
-            async with asyncio.timeout(0.2):
-                await reward(prompt="", completion="2", problem={})
+            await asking
         if completion == "2":
             with pytest.raises(NotScored, match="failed 3 times"):
                 await reward(prompt="", completion="2", problem={})
@@ -112,12 +122,16 @@ async def test_the_failures_of_a_message_are_remembered_while_its_sample_is_aske
         await reward.api.close()
 
 
-async def test_a_message_that_had_its_time_is_not_asked_again_because_another_engine_was_gone(
-    judge: Callable[..., JudgeReward],
+@pytest.mark.parametrize(("end", "error"), [(3.0, NotScored), (1.5, Unavailable)])
+async def test_a_message_is_asked_again_unless_it_had_most_of_its_time_with_an_engine(
+    judge: Callable[..., JudgeReward], monkeypatch: pytest.MonkeyPatch, end: float, error: type[Exception]
 ) -> None:
-    forever = asyncio.Event()
+    times = iter([0.0, 0.0, 1.0, end])  # begin, first engine, second engine, end of the sample's time
+    monkeypatch.setattr(chat_api, "monotonic", lambda: next(times))
+    started, forever = asyncio.Event(), asyncio.Event()
 
     async def slow(_: web.Request) -> web.Response:
+        started.set()
         await forever.wait()
         return web.Response()
 
@@ -125,9 +139,11 @@ async def test_a_message_that_had_its_time_is_not_asked_again_because_another_en
     app.router.add_post("/v1/chat/completions", slow)
     async with TestServer(app) as server:
         reward = judge(f"http://127.0.0.1:{unused_port()}", str(server.make_url("")))
-        with pytest.raises(NotScored, match="the judge did not answer in time"):
-            async with asyncio.timeout(0.5):
-                await reward(prompt="", completion="", problem={})
+        asking = asyncio.create_task(reward(prompt="", completion="", problem={}))
+        await started.wait()
+        asking.cancel()
+        with pytest.raises(error):
+            await asking
         await reward.api.close()
         forever.set()
 

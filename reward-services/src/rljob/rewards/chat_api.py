@@ -9,6 +9,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
 import aiohttp
@@ -69,12 +70,11 @@ class ChatApi:
         body = json.dumps(self._settings | {"messages": [{"role": "user", "content": message}]}).encode()
         backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
         problem, gone, asking = "", False, False
-        clock = asyncio.get_running_loop().time
-        began = asked = clock()
+        began = asked = monotonic()
         try:
             while True:
                 url, wait = next(self._urls), 0.0
-                asked, asking = clock(), True
+                asked, asking = monotonic(), True
                 try:
                     status, headers, reply = await self._post(url, body)
                 except (aiohttp.ClientError, OSError) as error:
@@ -96,7 +96,7 @@ class ChatApi:
                 asking = False
                 await asyncio.sleep(max(wait, 0.0) + backoff.next())
         except asyncio.CancelledError:
-            has_had_time = asking and clock() - asked >= asked - began
+            has_had_time = asking and monotonic() - asked >= asked - began
             if self._returns and gone and not has_had_time:
                 raise Unavailable(f"no engine of the judge answers ({problem})") from None
             if problem:
