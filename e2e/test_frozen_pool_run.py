@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from e2e.test_real_run import THOROUGH, Running, rljob_run
+from e2e.test_real_run import THOROUGH, rljob_run
 from rljob.api.tasks import Task
 from rljob.ledger.audit import audit
 from rljob.trainer.example_model import END, Recipe, build, make_batches, make_model, train_tokenizer, warm_up
@@ -45,6 +45,7 @@ def manifest_of(directory: Path, judge: Path) -> Path:
     del spec["initializer"]
     spec["models"][0]["source"], spec["models"][1]["source"] = str(directory / "policy"), str(judge)
     spec["rollouts"][1]["maxModelLength"] = 512
+    spec["rewards"][2]["config"]["maxTokens"] = 64
     spec["training"] = {"steps": STEPS, "promptsPerStep": 4, "samplesPerPrompt": 4}
     spec["evaluation"] = {"problems": 4}
     spec["tasks"][0]["data"]["jsonl"]["path"] = str(EXAMPLE.parents[1] / spec["tasks"][0]["data"]["jsonl"]["path"])
@@ -52,18 +53,6 @@ def manifest_of(directory: Path, judge: Path) -> Path:
     path = directory / "job.yaml"
     path.write_text(yaml.safe_dump(body))
     return path
-
-
-def server_of(run: Running, component: str) -> int:
-    """Return the server that a component's process started; -1 if there is none."""
-    agent = run.pid(component)
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == agent:
-                return int(stat.parent.name)
-        except OSError:
-            continue
-    return -1
 
 
 @pytest.mark.engine
@@ -74,7 +63,7 @@ def test_a_model_learns_with_a_judge_of_the_job_whose_engine_is_killed(tmp_path:
     make_judge(judge)
     with rljob_run(manifest_of(tmp_path, judge), directory) as run:
         run.wait(lambda: run.step() >= 1, seconds=900)
-        victim = server_of(run, "rollout-judge-0")
+        victim = run.server("rollout-judge-0")
         assert victim > 0
         os.kill(victim, signal.SIGKILL)
         assert run.process.wait(600) == 0, run.output()

@@ -82,16 +82,20 @@ class Running:
     def pid(self, component: str) -> int:
         """Return the process of a component; ``server`` is the vLLM server that the agent started."""
         if component == "server":
-            agent = self.pid("rollout-main-0")
-            for stat in Path("/proc").glob("[0-9]*/stat"):
-                try:
-                    if int(stat.read_text().rpartition(")")[2].split()[1]) == agent:
-                        return int(stat.parent.name)
-                except OSError:
-                    continue
-            return -1
+            return self.server("rollout-main-0")
         events = [json.loads(line) for line in (self.directory / "events.jsonl").read_text().splitlines()]
         return [event["pid"] for event in events if event["subject"] == component and event["event"] == "started"][-1]
+
+    def server(self, component: str) -> int:
+        """Return the server that a component's process started; -1 if there is none."""
+        agent = self.pid(component)
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                if int(stat.read_text().rpartition(")")[2].split()[1]) == agent:
+                    return int(stat.parent.name)
+            except OSError:
+                continue
+        return -1
 
     def living(self, component: str) -> int:
         """Wait for a process of a component and return its pid. Never -1: os.kill(-1) would kill all processes."""

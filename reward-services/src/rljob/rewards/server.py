@@ -11,13 +11,7 @@ from fastapi import FastAPI, Request, Response
 from rljob.protocol.heartbeat import beating
 from rljob.protocol.http_server import token_check
 from rljob.protocol.score_messages import ScoreItem, ScoreReply, ScoreRequest, excess
-from rljob.protocol.service_routes import (
-    NO_TOKEN,
-    RequestRejectedError,
-    add_probes,
-    busy,
-    read_body,
-)
+from rljob.protocol.service_routes import NO_TOKEN, RequestRejectedError, add_probes, busy, read_body
 from rljob.rewards.metrics import REGISTRY, REJECTED
 from rljob.rewards.pool import Pool
 
