@@ -83,15 +83,8 @@ async def test_a_fault_of_one_component_loses_nothing(
 @pytest.mark.parametrize("seed", range(60))
 async def test_many_consecutive_faults_lose_nothing(new_world: Any, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    manifest = job(
-        alpha=rng.choice([0, 1, 2]),
-        steps=6,
-        evaluation=rng.choice([None, {"problems": 3, "everySteps": 2}]),
-        algorithm={"groupFilter": rng.choice(["none", "nonconstant"])},
-        scheduling={"redundancy": {"groups": rng.choice([0, 0, 1]), "members": rng.choice([0, 0, 1])}},
-        weightSync={"inFlight": rng.choice(["keep", "abort"])},
-    )
-    world = new_world(manifest, tmp_path, engines=rng.choice([1, 2]))
+    world = new_world(world_module.random_job(rng), tmp_path, engines=rng.choice([1, 2]))
+    world.commit_turns = lambda: rng.choice([0, 0, 1, 3])
     await world.start()
     world.connect_all()
     for _ in range(rng.randrange(2, 12)):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from world import job, m
+from world import job, m, random_job
 
 from rljob.coordinator.metrics import REGISTRY
 from rljob.coordinator.routes import build_app
@@ -186,3 +187,37 @@ async def test_metrics_that_are_not_finite_are_left_out(new_world: Any, tmp_path
     assert world.run.finished
     rows = world.run.ledger.query("SELECT metrics FROM applied")
     assert [row["metrics"] for row in rows] == ['{"tokens": 3.0}'] * 2
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_no_suspension_keeps_weights_that_differ_from_the_published_ones(
+    new_world: Any, tmp_path: Path, seed: int
+) -> None:
+    """Each process of the trainer computes other weights; faults and suspensions come at random moments."""
+    rng = random.Random(seed)
+    world = new_world(random_job(rng), tmp_path, engines=rng.choice([1, 2]))
+    world.commit_turns = lambda: rng.choice([0, 0, 1, 3])
+    await world.start()
+    world.connect_all()
+    for _ in range(rng.randrange(2, 6)):
+        await world.some(rng.randrange(30))
+        await world.inject_fault(rng)
+        world.trainer.disconnect()
+        world.trainer.reborn()
+        world.trainer.drift = str(rng.random())
+        world.connect_all()
+        await world.some(rng.randrange(6))
+        world.trainer.disconnect()
+        world.trainer.commands.clear()
+        world.connect_all()
+        world.run.suspend()
+        await world.settle()
+        assert world.run.over
+        if world.run.suspended:
+            await restart(world)
+    await world.settle()
+    assert world.run.finished
+    world.check_accounts()
+    query = "SELECT digest FROM publications WHERE step = ? ORDER BY lineage DESC LIMIT 1"
+    published = {step: world.store.query(query, step) for step in world.trainer.saved}
+    assert all(not rows or rows[0]["digest"] == world.trainer.saved[step] for step, rows in published.items())

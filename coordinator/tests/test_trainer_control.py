@@ -355,11 +355,16 @@ async def test_a_trainer_whose_result_was_lost_is_asked_for_it_again(
     assert world.store.query("SELECT metrics FROM applied WHERE step = 0")[0][0] == '{"loss": 0.0}'
 
 
+@pytest.mark.parametrize("formed", [False, True])
 async def test_a_suspended_run_writes_no_checkpoint_before_its_weights_are_verified(
-    new_world: Any, tmp_path: Path
+    new_world: Any, tmp_path: Path, formed: bool
 ) -> None:
     world = new_world(job(alpha=1, steps=5), tmp_path)
     await trained(world, 3)
+    world.trainer.hold = True
+    while formed and not world.run.is_formed(3):  # it must not be taken for the batch that the trainer computes
+        await world.some(1)
+    world.trainer.hold = False
     restart_trainer(world)
     world.trainer.drift = "other"
     world.trainer.connect()

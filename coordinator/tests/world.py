@@ -11,8 +11,12 @@ import hashlib
 import math
 import random
 import re
+import sqlite3
 import struct
 from array import array
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ from rljob.coordinator.connection import SocketConnection
 from rljob.coordinator.message_router import MessageRouter
 from rljob.coordinator.recovery import recover
 from rljob.coordinator.run import Run
+from rljob.ledger.store import TransitionError
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
 from rljob.protocol.shards import encode_selection
@@ -56,9 +61,44 @@ def manifest(steps: int = 4, alpha: int = 1, n: int = 2, g: int = 2, **spec: Any
     return RLJob.model_validate({"metadata": {"name": "test"}, "spec": body})
 
 
+def random_job(rng: random.Random) -> RLJob:
+    """Return a job of six steps with random settings of the scheduler."""
+    return job(
+        alpha=rng.choice([0, 1, 2]),
+        steps=6,
+        evaluation=rng.choice([None, {"problems": 3, "everySteps": 2}]),
+        algorithm={"groupFilter": rng.choice(["none", "nonconstant"])},
+        scheduling={"redundancy": {"groups": rng.choice([0, 0, 1]), "members": rng.choice([0, 0, 1])}},
+        weightSync={"inFlight": rng.choice(["keep", "abort"])},
+    )
+
+
 OUTGOING = {
     role: m.frame_decoder(u) for role, u in {"agent": m.ToAgent, "runner": m.ToRunner, "trainer": m.ToTrainer}.items()
 }
+
+
+class InlineExecutor(Executor):
+    """Runs each call at once in the calling thread, so that the order of events does not depend on a second thread.
+    The caller learns of the result after ``late()`` turns of the event loop."""
+
+    def __init__(self, late: Callable[[], int]) -> None:
+        self._late = late
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            finish = partial(future.set_result, call(*args, **kwargs))
+        except (OSError, sqlite3.Error, TransitionError) as error:
+            finish = partial(future.set_exception, error)
+        self._finish(future, finish, self._late())
+        return future
+
+    def _finish(self, future: Future[Any], finish: Callable[[], None], turns: int) -> None:
+        if turns:
+            asyncio.get_running_loop().call_soon(self._finish, future, finish, turns - 1)
+        elif not future.cancelled():
+            finish()
 
 
 class FakePeer(SocketConnection):
@@ -448,6 +488,7 @@ class World:
         pools = ["main"] * engines if isinstance(engines, int) else engines
         self.agents = [Agent(self, f"engine-{i}", pool) for i, pool in enumerate(pools)]
         self.reward = lambda sample, result: float(sum(result.token_ids) % 2)
+        self.commit_turns = lambda: 0  # turns of the event loop until the coordinator learns that a commit ended
 
     @property
     def parts(self) -> list[Component]:
@@ -456,6 +497,7 @@ class World:
     async def start(self) -> None:
         """Start or restart the coordinator."""
         self.store = LedgerWriter(self.storage)
+        self.store._thread = InlineExecutor(lambda: self.commit_turns())
         self.store.db.execute("PRAGMA synchronous=OFF")  # a killed process loses nothing that it wrote
         self.run = Run(self.manifest.spec, self.store)
         self.router = MessageRouter(self.run)

@@ -121,9 +121,10 @@ class Run:
                 return
             if not self.suspending:
                 self._evaluate()
+            self._form_batch_if_due()  # may reject groups and find stragglers: before admission and dispatch
+            if not self.suspending:
                 self._admit()
                 self.trajectories.dispatch(self._eligible, not self.scheduler.has_lead)
-            self._form_batch_if_due()
             self.trainer.advance()
             self._finish()
             self._suspend()

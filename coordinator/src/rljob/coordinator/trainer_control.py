@@ -132,7 +132,8 @@ class TrainerController:
                 "trainer %s is incarnation %d, from version %d", connection.instance, session.incarnation, message.step
             )
         self._weights.trainer_registered(new_process)
-        self._resumes = not new_process and self._run.is_formed(message.step)
+        # the batch of its step was never sent to a process that must verify its weights first
+        self._resumes = not new_process and not self._weights.must_verify and self._run.is_formed(message.step)
         registered = m.TrainerRegistered(session.incarnation, version, unseen)
         self._ledger.then(lambda: connection.send(registered))
         if unseen:

@@ -18,7 +18,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,7 +104,7 @@ class Store:
         self.db.execute("PRAGMA wal_autocheckpoint=0")
         self._create_tables()
         self.segments: Segments | MemorySegments
-        self._thread: ThreadPoolExecutor | None
+        self._thread: Executor | None  # tests replace it by one without a thread
         if directory is None:
             self.segments, self._reader, self._thread = MemorySegments(), self.db, None
         else:
