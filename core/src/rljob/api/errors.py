@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from rljob.api.field_metadata import nested_model
 from rljob.api.model_address import S3_FORM
 from rljob.api.unsupported import near_miss, on_one_line
-from rljob.api.yaml_loader import INT64, plain_kind
+from rljob.api.yaml_loader import plain_kind
 
 MAX_EXACT = 2**53
 """A float below this bound with a whole value is written as a whole number."""
@@ -141,9 +141,9 @@ def _compared(text: str, bound: str) -> Callable[[dict[str, Any], Any], str]:
 
 
 def _number(value: float) -> str:
-    """Return a number as text, whole numbers with all digits; a manifest holds none beyond 64 bits exactly."""
-    if isinstance(value, int) and value not in INT64:
-        return f"about {value:.10g}"
+    """Return a number as text, whole numbers with all digits."""
+    if isinstance(value, int):
+        return str(value)
     return str(int(value)) if float(value).is_integer() and abs(value) < MAX_EXACT else repr(value)
 
 

@@ -1,7 +1,8 @@
 """Reads YAML of manifests so that ``rljob run`` and ``kubectl apply`` get the same values from the same text.
 
 kubectl reads with sigs.k8s.io/yaml (YAML 1.1 in part, then JSON). A plain scalar that versions of YAML, or kubectl,
-read differently is refused with its line: ``on``, ``0777``, ``0x10``, ``1_000``, ``1:30``, ``2026-01-02``, ``<<``. The
+read differently is refused with its line: ``on``, ``0777``, ``0x10``, ``1_000``, ``1:30``, ``2026-01-02``, ``<<``, and
+a whole number that a float of 64 bits cannot hold. The
 exception is a float without a point (``3e-4``): YAML 1.2 and kubectl read a number, and so does this loader.
 Keys are text and unique. As in JSON, a whole float is a whole number: ``1e3`` is 1000.
 """
@@ -162,8 +163,17 @@ class _Loader(yaml.SafeLoader):
             raise self._error(
                 node, f"{_quote(node.value)} is too large for a number; put it in quotes, or write a smaller one"
             )
-        if _KINDS["int"].match(node.value) and int(node.value) in INT64:
-            return int(node.value)
+        if not _KINDS["int"].match(node.value):
+            return _as_json(value)
+        number = int(node.value)
+        if number in INT64:
+            return number
+        if number != value:
+            raise self._error(
+                node,
+                f"{_quote(node.value)} has more than 64 bits, and kubectl rounds it; put it in quotes, or write a "
+                "number of fewer digits",
+            )
         return _as_json(value)
 
     def _mapping(self, node: yaml.Node) -> dict[Any, Any]:
