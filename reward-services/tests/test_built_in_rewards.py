@@ -152,6 +152,26 @@ def test_an_answer_that_the_prompt_offers_counts(prompt: str) -> None:
         assert evaluate(sample).reward == 1.0
 
 
+@pytest.mark.parametrize("answer", ["1e-07", "$1E-7$", "x = 1.0e-7", r"1 \times 10^{-7}", "0.0000001"])
+@pytest.mark.parametrize(("row", "reward"), [(1e-07, 1.0), (2e-07, 0.0), (-1e-07, 0.0), (1e22, 0.0)])
+def test_an_exponent_in_a_number_of_json_is_not_eulers_e(answer: str, row: float, reward: float) -> None:
+    evaluate = evaluator("math")
+    assert evaluate(item(rf"\boxed{{{answer}}}", {"answer": row})).reward == reward
+
+
+@pytest.mark.parametrize("text", ["It is 1e-07.", "It is 1E-7 m", "so $x = 1e-7$", "1.0e-7"])
+def test_an_exponent_in_prose_is_read(text: str) -> None:
+    evaluate = evaluator("math", {"answer": "text"})
+    assert evaluate(item(text, {"answer": 1e-07})).reward == 1.0
+    assert evaluate(item(text, {"answer": 1e-06})).reward == 0.0
+
+
+def test_an_e_in_a_text_is_eulers() -> None:
+    evaluate = evaluator("math")
+    for answer, reward in {"2e-7": 1.0, "2e - 7": 1.0, r"2 \times 10^{-7}": 0.0, "2e^{-7}": 0.0}.items():
+        assert evaluate(item(rf"\boxed{{{answer}}}", {"answer": "2e - 7"})).reward == reward
+
+
 def test_the_end_of_a_long_completion_is_read() -> None:
     evaluate = evaluator("math")
     assert evaluate(item("x " * LONGEST_TEXT + r"\boxed{7}", {"answer": "7"})).reward == 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from decimal import Decimal
 
 MINUS = re.compile("[\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d]")  # hyphens, en dash, minus signs
 VULGAR = re.compile("(\\d*)([\u00bc-\u00be\u2150-\u215e\u2189])")
@@ -30,6 +31,8 @@ SYMBOLS = {
 """Character → LaTeX. The parser knows commands only."""
 BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 TOKEN = re.compile(r"-?\d+(?:\.\d+)?|\\[A-Za-z]+|[^\s{}]")
+EXPONENT = re.compile(r"(?<![\w.\\])(?:\d+\.?\d*|\.\d+)[eE][-+]?\d{1,3}(?!\w|[{^]|\.\d)")
+"""A number with an exponent in the notation of Python and JSON."""
 LONGEST_ANSWER = 5_000
 """Characters of an answer; a longer one is not read."""
 TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -47,6 +50,11 @@ def ascii_digits(text: str) -> str:
     text = SUBSCRIPT.sub(lambda found: "_{" + MINUS.sub("-", unicodedata.normalize("NFKC", found[0])) + "}", text)
     text = unicodedata.normalize("NFKC", text).replace("\u066b", ".").replace("\u066c", ",").replace("\u2044", "/")
     return "".join(str(unicodedata.decimal(character, character)) for character in text)
+
+
+def without_exponents(text: str) -> str:
+    """Return ``text`` with numbers such as 1.5e-07 as decimals. Mathematics reads 1.5 times Euler's e, minus 7."""
+    return EXPONENT.sub(lambda found: f"{Decimal(found[0]):f}", text)
 
 
 def latex_symbols(text: str) -> str:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rljob.api.rewards.mathematics import MathOptions
 from rljob.api.tasks import Task
 from rljob.api.templates import text_of
-from rljob.rewards.answer_text import LONGEST_ANSWER, ascii_digits, last_box, last_tag, latex_symbols
+from rljob.rewards.answer_text import (
+    LONGEST_ANSWER,
+    ascii_digits,
+    last_box,
+    last_tag,
+    latex_symbols,
+    without_exponents,
+)
 from rljob.rewards.math_verdicts import Parsed, accepted, read
 
 LONGEST_TEXT = 50_000
@@ -33,21 +40,29 @@ class MathReward:
         Raises:
             ValueError: the row has no answer, or its answer cannot be read as mathematics.
         """
-        gold = _gold(text_of(problem, self._options.column))
-        answer = self._read(completion[-LONGEST_TEXT:])
-        if answer is None or answer.expression is None:
+        gold = _gold(_right_answer(problem, self._options.column))
+        answer = self._answer(completion[-LONGEST_TEXT:])
+        readings = [self._read(text) for text in dict.fromkeys([answer, without_exponents(answer)])]
+        if readings[0].expression is None:
             return 0.0, {"answered": 0.0}
         problem_text = "" if self._options.copied else prompt
-        return float(accepted(gold, answer, problem_text)), {"answered": 1.0}
+        return float(any(accepted(gold, reading, problem_text) for reading in readings)), {"answered": 1.0}
 
-    def _read(self, completion: str) -> Parsed | None:
-        """Return the completion's answer; None if it has none."""
+    def _answer(self, completion: str) -> str:
+        """Return the text that holds the completion's answer; empty if there is none."""
         if self._options.answer == "text":
-            return read(ascii_digits(completion))
+            return ascii_digits(completion)
         content = last_box(completion) if self._options.answer == "boxed" else last_tag(completion)
-        if content is None or not content.strip() or len(content) > LONGEST_ANSWER:
-            return None
-        return read_formula(content)
+        return content if content is not None and len(content) <= LONGEST_ANSWER else ""
+
+    def _read(self, answer: str) -> Parsed:
+        return read(answer) if self._options.answer == "text" else read_formula(answer)
+
+
+def _right_answer(problem: Mapping[str, Any], column: str) -> str:
+    """Return the row's answer. In a number of JSON an e is never Euler's; in a text it is."""
+    text = text_of(problem, column)
+    return without_exponents(text) if isinstance(problem[column], float) else text
 
 
 def read_formula(text: str) -> Parsed:
