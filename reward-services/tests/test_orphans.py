@@ -13,7 +13,7 @@ def children():
     return [int(pid) for pid in open(f"/proc/self/task/{os.getpid()}/children").read().split()]
 
 adopt_orphans()
-reap_orphans()  # there is none
+reap_orphans([])  # there is none
 """
 ORPHAN = """
 said, say = os.pipe()
@@ -27,19 +27,20 @@ orphan = int(os.read(said, 20))
 os.kill(worker, signal.SIGKILL)
 os.waitpid(worker, 0)
 assert children() == [orphan]
-reap_orphans()  # it has not ended
+reap_orphans([worker])  # it has not ended
 assert children() == [orphan]
 os.kill(orphan, signal.SIGKILL)
 os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOWAIT)
-reap_orphans()
+reap_orphans([worker])
 assert children() == []
 """
 WORKER = """
 worker = os.fork()
 if worker == 0:
+    os.setsid()
     os._exit(0)
 os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)
-reap_orphans()
+reap_orphans([worker])
 assert children() == [worker]
 """
 

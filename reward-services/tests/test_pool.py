@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
 
@@ -82,6 +83,18 @@ def gone(pid: int) -> bool:
     return False
 
 
+def ended(pid: int, seconds: float = 10) -> bool:
+    """Return whether a process ends within ``seconds``; a zombie has ended."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return select.select([process], [], [], seconds)[0] == [process]
+    finally:
+        os.close(process)
+
+
 async def test_scores_have_the_order_of_the_items():
     async with Pool(Each(score), "r", processes=2, timeout_seconds=10) as pool:
         names = [f"g{i}.0" for i in range(200)]
@@ -104,6 +117,24 @@ async def test_a_sample_that_times_out_affects_no_other():
     assert first.reward != rest[0].reward == rest[1].reward, "the worker is replaced once"
     assert gone(int(first.reward))
     assert metrics.TIMEOUTS._value.get() == before + 1
+
+
+@pytest.mark.parametrize("end", [HANG, DIE])
+async def test_the_processes_that_a_reward_started_end_with_its_worker(tmp_path, end):
+    def starts(item):
+        if item.completion != "good":
+            process = subprocess.Popen(["sleep", "600"], start_new_session=item.completion == HANG)
+            command = f"sleep 600 & echo $! {process.pid} {os.getpid()} >> {tmp_path}/pids"
+            subprocess.run(["sh", "-c", command], check=True)  # its parent ends at once
+        return score(item)
+
+    async with Pool(Each(starts), "r", processes=2, timeout_seconds=1) as pool:
+        bad, good = await pool.score([item("a", end), item("b", "good")])
+        (later,) = await pool.score([item("c", "good")])
+        assert bad.error and not good.error and not later.error
+        for pid in map(int, (tmp_path / "pids").read_text().split()):
+            assert ended(pid), f"process {pid} is left"
+        assert not ended(int(later.reward), seconds=0)
 
 
 async def test_the_limit_is_for_each_sample_not_for_a_chunk():

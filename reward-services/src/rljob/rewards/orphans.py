@@ -1,7 +1,11 @@
-"""Processes that a killed worker leaves behind: the service adopts them and reaps them when they end.
+"""Processes that a reward starts: they end with their worker, and the service reaps them.
 
-In a pod the service is process 1, which adopts them in any case. They end by themselves when their worker is gone, and
-have a session of their own, unlike the workers, which the pool reaps.
+A worker leads a session. What it started are its descendants, and the processes of its session whose parent has ended.
+They are stopped before they are killed, because a process that is not stopped can start another one in the meantime. A
+process that has left both the session and its parents (a daemon) is not found.
+
+The service adopts processes whose parents have ended, and reaps them when they end. In a pod the service is process 1,
+which adopts them in any case.
 """
 
 from __future__ import annotations
@@ -10,9 +14,67 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import signal
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36
 SECONDS = 1.0
+STOP_ROUNDS = 50
+STOP_PAUSE_SECONDS = 0.001
+
+
+class _ProcessInfo(NamedTuple):
+    state: str  # T: stopped; Z: ended, not reaped
+    parent: int
+    session: int
+
+
+def kill_with_descendants(worker: int) -> None:
+    """Kill a worker that is not reaped yet, and every process that it started."""
+    known: dict[int, _ProcessInfo] = {}
+    for _ in range(STOP_ROUNDS):  # until all of them are stopped and none is new
+        before = known.keys()
+        known = _started_by(worker)
+        if known.keys() <= before and all(process.state in "TtZX" for process in known.values()):
+            break
+        _send(known, signal.SIGSTOP)
+        time.sleep(STOP_PAUSE_SECONDS)
+    _send({worker, *known}, signal.SIGKILL)
+
+
+def _started_by(worker: int) -> dict[int, _ProcessInfo]:
+    """Return process id → state of ``worker`` and of the processes that it started."""
+    processes = _processes()
+    found: dict[int, _ProcessInfo] = {}
+    pending = {worker, *(pid for pid, process in processes.items() if process.session == worker)}
+    while pending:
+        found |= {pid: processes[pid] for pid in pending if pid in processes}
+        pending = {pid for pid, process in processes.items() if process.parent in pending} - found.keys()
+    return found
+
+
+def _processes() -> dict[int, _ProcessInfo]:
+    found = {}
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            stat = Path("/proc", name, "stat").read_bytes()
+        except OSError:  # the process has ended
+            continue
+        # The name of the program in brackets precedes these fields, and may contain any character.
+        state, parent, _, session = stat[stat.rindex(b")") + 2 :].split()[:4]
+        found[int(name)] = _ProcessInfo(state.decode(), int(parent), int(session))
+    return found
+
+
+def _send(pids: Collection[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or changed its user
+            os.kill(pid, number)
 
 
 def adopt_orphans() -> None:
@@ -26,17 +88,18 @@ def adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), "prctl rejects PR_SET_CHILD_SUBREAPER")
 
 
-async def keep_reaping() -> None:
-    """Reap ended orphans every SECONDS until the task is cancelled."""
+async def keep_reaping(workers: Collection[int]) -> None:
+    """Reap ended orphans every SECONDS until the task is cancelled. ``workers``: see :func:`reap_orphans`."""
     while True:
-        reap_orphans()
+        reap_orphans(workers)
         await asyncio.sleep(SECONDS)
 
 
-def reap_orphans() -> None:
-    """Reap the children that have ended and are not of this process's session."""
+def reap_orphans(workers: Collection[int]) -> None:
+    """Reap the children that have ended, are not of this process's session and not in ``workers``, which the pool
+    reaps."""
     with contextlib.suppress(ChildProcessError):  # there is no child
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            if os.getsid(ended.si_pid) == os.getsid(0):
-                return  # a worker; the pool reaps it soon
+            if ended.si_pid in workers or os.getsid(ended.si_pid) == os.getsid(0):
+                return  # a worker, which the pool reaps soon, or a process that the service started
             os.waitpid(ended.si_pid, 0)

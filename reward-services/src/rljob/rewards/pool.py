@@ -24,6 +24,7 @@ from rljob.protocol.backoff import Backoff
 from rljob.protocol.score_messages import MAX_SCORE_BYTES, Score, ScoreItem
 from rljob.rewards import metrics
 from rljob.rewards.evaluate import error_score, time_limit_sentence
+from rljob.rewards.orphans import kill_with_descendants
 from rljob.rewards.worker import Evaluator, fork_worker
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class _Worker:
     """The service's side of a worker process, and the samples it has not answered yet."""
 
     def __init__(self, evaluator: Evaluator, seconds: float, memory_bytes: int | None) -> None:
-        self._pid, self._socket = fork_worker(evaluator, seconds, memory_bytes)
+        self.pid, self._socket = fork_worker(evaluator, seconds, memory_bytes)
         self._writer: asyncio.StreamWriter | None = None
         self.chunk: deque[_Job] = deque()
 
@@ -103,13 +104,13 @@ class _Worker:
             return await self._reader.readuntil()
 
     def end(self) -> str:
-        """Kill the process if it has not exited; return how it ended. The status of a process that is already exiting
-        does not change."""
+        """Kill the process if it has not exited, and those that it started; return how it ended. The status of a
+        process that is already exiting does not change."""
         (self._writer or self._socket).close()
+        kill_with_descendants(self.pid)
         try:
-            os.kill(self._pid, signal.SIGKILL)
-            code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        except (ProcessLookupError, ChildProcessError):  # the reward's own code has changed the handling of SIGCHLD
+            code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:  # the reward's own code has changed the handling of SIGCHLD
             return "unknown exit code"
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
@@ -139,6 +140,8 @@ class Pool:
         self._timeout = timeout_seconds
         self._memory = memory_bytes
         self._queue: asyncio.Queue[_Job] = asyncio.Queue()
+        self.workers: set[int] = set()
+        """Process ids of the workers."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Pool:
@@ -185,6 +188,7 @@ class Pool:
         while True:
             try:
                 worker = _Worker(self._evaluator, self._timeout, self._memory)
+                self.workers.add(worker.pid)
                 await self._use(worker)
             except Exception:  # no process left, or a defect of this module: without workers all samples would wait
                 log.exception("reward %s: a worker cannot be used; trying another one", self._name)
@@ -205,6 +209,7 @@ class Pool:
             raise
         finally:
             how = worker.end()
+            self.workers.discard(worker.pid)
             if worker.chunk and error is not None:
                 if self._evaluator.together and len(worker.chunk) > 1:
                     for job in worker.chunk:

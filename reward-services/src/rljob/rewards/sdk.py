@@ -22,6 +22,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Collection
 
 from rljob.api.rewards import Scorer
 from rljob.api.roles import Reward
@@ -81,12 +82,16 @@ def run(evaluator: RewardEvaluator, reward: Reward, listen: str, token: str) -> 
     """
     adopt_orphans()
     pool = Pool(evaluator, reward.name, reward.processes, reward.timeout_seconds, reward.worker_memory)
-    _Server(build_app(pool, token), listen, token, MAX_REQUEST_BYTES).serve_until_signal()
+    server = _Server(build_app(pool, token), listen, token, MAX_REQUEST_BYTES)
+    server.workers = pool.workers
+    server.serve_until_signal()
 
 
 class _Server(ServiceServer):
     """Reaps the processes that killed workers leave behind."""
 
+    workers: Collection[int]
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._reaping = asyncio.create_task(keep_reaping())  # the loop holds tasks by weak references only
+        self._reaping = asyncio.create_task(keep_reaping(self.workers))  # the loop holds tasks by weak references only

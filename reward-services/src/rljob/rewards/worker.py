@@ -110,7 +110,7 @@ def _limit_memory(additional: int) -> None:
 def _leave_service(service: int, keep: int) -> None:
     """Drop inherited signal handlers, sockets of other workers and connections of clients.
 
-    Closes all files except standard input, output, error and ``keep``: a copy in the worker would keep a file open that
+    The worker leads a session, by which the processes that it starts are found. Closes all files except standard input, output, error and ``keep``: a copy in the worker would keep a file open that
     the service has closed.
     """
     set_parent_death_signal()
@@ -118,6 +118,6 @@ def _leave_service(service: int, keep: int) -> None:
         os._exit(1)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the service ends its workers
+    os.setsid()  # Ctrl-C does not reach the worker, either; the service ends it
     os.closerange(3, keep)
     os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
