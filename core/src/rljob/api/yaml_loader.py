@@ -2,8 +2,8 @@
 
 kubectl reads with sigs.k8s.io/yaml (YAML 1.1 in part, then JSON). A plain scalar that versions of YAML, or kubectl,
 read differently is refused with its line: ``on``, ``0777``, ``0x10``, ``1_000``, ``1:30``, ``2026-01-02``, ``<<``, and
-a whole number that a float of 64 bits cannot hold. The
-exception is a float without a point (``3e-4``): YAML 1.2 and kubectl read a number, and so does this loader.
+a whole number that neither an integer nor a float of 64 bits holds. The exception is a float without a point
+(``3e-4``): YAML 1.2 and kubectl read a number, and so does this loader.
 Keys are text and unique. As in JSON, a whole float is a whole number: ``1e3`` is 1000.
 """
 

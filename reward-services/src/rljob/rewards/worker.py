@@ -110,8 +110,8 @@ def _limit_memory(additional: int) -> None:
 def _leave_service(service: int, keep: int) -> None:
     """Drop inherited signal handlers, sockets of other workers and connections of clients.
 
-    The worker leads a session, by which the processes that it starts are found. Closes all files except standard input, output, error and ``keep``: a copy in the worker would keep a file open that
-    the service has closed.
+    The worker leads a session, by which the processes that it starts are found. Closes all files except standard input,
+    output, error and ``keep``: a copy in the worker would keep a file open that the service has closed.
     """
     set_parent_death_signal()
     if os.getppid() != service:  # the service exited before the line above
