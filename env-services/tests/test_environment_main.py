@@ -80,3 +80,38 @@ def test_a_person_plays(run):
 def test_a_wrong_environment_is_one_sentence(run, arguments, sentence):
     code, _, err = run("--play", *arguments, "0")
     assert code == 2 and sentence in err and err.count("\n") == 1
+
+
+HOSTILE = """
+TEXT = "\\x1b]0;title\\x07\\x9b2J\\u202e\\x7f"
+
+class Environment:
+    actions = [TEXT]
+
+    def reset(self, seed, row):
+        return TEXT, {}
+
+    def step(self, action):
+        return TEXT, 1.0, True, False, {TEXT: 1.0}
+
+class Failing(Environment):
+    def step(self, action):
+        raise ValueError(TEXT)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("Environment", ("--play", "0")),
+        ("Failing", ("--play", "0")),
+        ("Failing", ("--verify", "2", "2", "text")),
+        ("Failing", ("--verify", "2", "2", "json")),
+    ],
+)
+def test_no_control_character_of_an_environment_reaches_the_terminal(run, tmp_path, name, command):
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    option, *others = command
+    _, out, err = run(option, f"hostile:{name}", "{}", *others, given="a\n")
+    assert "title" in out + err
+    assert all(character.isprintable() for character in (out + err).replace("\n", ""))

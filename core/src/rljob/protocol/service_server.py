@@ -11,7 +11,9 @@ import sys
 from types import FrameType
 from typing import Any
 
+from rljob.api.text_escape import escape_block
 from rljob.protocol.connection_limits import HttpLimits
+from rljob.protocol.environment import LOG_LEVEL
 from rljob.protocol.http_server import HttpServer, token_check
 from rljob.protocol.startup import host_and_port
 
@@ -20,9 +22,22 @@ log = logging.getLogger(__name__)
 DRAIN_SECONDS = 20
 """Maximum time to finish received requests after SIGTERM in a pod; the pod's grace period is longer. On one machine the
 service does not wait: the runner sends these requests again after the next start."""
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 CONNECTIONS = 1024
 """Open connections without a token: runners of a service with url have none."""
+
+
+def start_logging() -> None:
+    """Log to standard error. Control characters, which a peer's names or the code of a user may hold, are escaped: a
+    user who starts a service sees its log in a terminal."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_EscapingFormatter(_LOG_FORMAT))
+    logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), handlers=[handler])
+
+
+class _EscapingFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return escape_block(super().format(record))
 
 
 class ServiceServer(HttpServer):

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rljob.api.environments.load_environment import load_environment
+from rljob.api.text_escape import escape_block
 from rljob.protocol.environment import read_environment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
@@ -58,7 +59,7 @@ def main() -> int:
         for episode in _episodes(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])):
             sys.stdout.write(json.dumps(episode) + "\n")
     except ValueError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(escape_block(f"{error}\n"))
         return CONFIGURATION_ERROR
     return 0
 

@@ -13,10 +13,10 @@ from rljob.api.roles import Environment
 from rljob.environments.episode import Calls
 from rljob.environments.session_server import build_session_app
 from rljob.environments.session_table import SessionTable
-from rljob.protocol.environment import LOG_LEVEL, ComponentEnvironment, own_entry, read_environment, remove_token
+from rljob.protocol.environment import ComponentEnvironment, own_entry, read_environment, remove_token
 from rljob.protocol.episode_messages import MAX_REQUEST_BYTES
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
-from rljob.protocol.service_server import LOG_FORMAT, ServiceServer
+from rljob.protocol.service_server import ServiceServer, start_logging
 from rljob.protocol.startup import end_on_sigterm
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def serve(environment: Any) -> None:
     if ``environment`` is neither a class with reset and step nor an EnvironmentKind without required options.
     """
     end_on_sigterm()
-    logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), format=LOG_FORMAT)
+    start_logging()
     try:
         kind = as_kind(environment, getattr(environment, "__name__", "the environment"), "serve")
         options = kind.parse({})

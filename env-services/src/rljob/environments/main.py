@@ -5,7 +5,6 @@ behind `rljob env serve`, `rljob env play` and `rljob env check`."""
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -37,10 +36,10 @@ def main() -> None:
 
     end_on_sigterm()
     from rljob.environments.environment_service import environment_of, make_factory, run
-    from rljob.protocol.environment import LOG_LEVEL, read_environment, remove_token
-    from rljob.protocol.service_server import LOG_FORMAT
+    from rljob.protocol.environment import read_environment, remove_token
+    from rljob.protocol.service_server import start_logging
 
-    logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), format=LOG_FORMAT)
+    start_logging()
     try:
         context = read_environment()
         remove_token()
@@ -81,12 +80,11 @@ def function_problems(spec: RLJobSpec, name: str = "") -> Iterator[str]:
 def _serve(reference: str, config: str, listen: str, timeout_seconds: float) -> None:
     """Serve an environment without a job, for an environment with ``url``; exit with code 2 if it cannot be served."""
     from rljob.environments.environment_service import make_factory, run
-    from rljob.protocol.environment import LOG_LEVEL
-    from rljob.protocol.service_server import LOG_FORMAT
+    from rljob.protocol.service_server import start_logging
     from rljob.protocol.startup import end_on_sigterm
 
     end_on_sigterm()
-    logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), format=LOG_FORMAT)
+    start_logging()
     try:
         entry = _entry(reference, config).model_copy(update={"timeout_seconds": timeout_seconds})
         run(make_factory(entry, "rljob env"), entry, listen, "")
@@ -97,13 +95,14 @@ def _serve(reference: str, config: str, listen: str, timeout_seconds: float) -> 
 
 def _with(reference: str, config: str, use: object) -> int:
     """Call ``use`` with the factory of an environment; return its exit code, or 2 if there is no such environment."""
+    from rljob.api.text_escape import escape_block
     from rljob.environments.environment_service import make_factory
 
     assert callable(use)
     try:
         code: int = use(make_factory(_entry(reference, config), "rljob env"))
     except ValueError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(escape_block(f"{error}\n"))
         return CONFIGURATION_ERROR
     return code
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from rljob.api.text_escape import escape_block
 from rljob.environments.episode import Calls, Episode
 from rljob.environments.sdk_types import EpisodeError
 from rljob.protocol.episode_messages import Observation
@@ -19,7 +20,7 @@ def play(factory: Callable[[], Any], seed: int) -> int:
     try:
         total = asyncio.run(_play(factory, seed))
     except EpisodeError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(escape_block(f"{error}\n"))
         return 1
     except KeyboardInterrupt:
         return 130
@@ -31,7 +32,7 @@ async def _play(factory: Callable[[], Any], seed: int) -> float:
     episode = Episode(factory, Calls("play", SECONDS))
     found = await episode.reset(seed, {"seed": seed})
     total = 0.0
-    sys.stdout.write(f"{found.observation}\n")
+    sys.stdout.write(escape_block(f"{found.observation}\n"))
     while not found.ended:
         sys.stdout.write("action> ")
         sys.stdout.flush()
@@ -41,7 +42,7 @@ async def _play(factory: Callable[[], Any], seed: int) -> float:
             break
         found = await episode.step(line.rstrip("\n"))
         total += found.reward
-        sys.stdout.write(f"{found.observation}\n{_summary(found)}\n")
+        sys.stdout.write(escape_block(f"{found.observation}\n{_summary(found)}\n"))
     if episode.closable:
         await episode.close()
     return total

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from rljob.api.text_escape import escape_json, escape_line
 from rljob.environments.episode import Calls, Episode
 from rljob.environments.sdk_types import EpisodeError
 from rljob.protocol.episode_messages import Observation
@@ -36,10 +37,11 @@ def verify(factory: Callable[[], Any], episodes: int, steps: int, output: str) -
     """
     found = asyncio.run(examine(factory, episodes, steps))
     if output == "json":
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(escape_json(json.dumps(found)) + "\n")
     else:
-        sys.stdout.write("".join(f"{name}: {_text(value)}\n" for name, value in found.items() if name != "problems"))
-        sys.stdout.write("".join(f"problem: {problem}\n" for problem in found["problems"]) or "no problems\n")
+        lines = [f"{name}: {_text(value)}" for name, value in found.items() if name != "problems"]
+        lines += [f"problem: {problem}" for problem in found["problems"]] or ["no problems"]
+        sys.stdout.writelines(f"{escape_line(line)}\n" for line in lines)
     return 1 if found["problems"] else 0
 
 

@@ -4,7 +4,6 @@ that prevent serving the functions of a job; ``--serve FUNCTION HOST:PORT PROCES
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -27,11 +26,11 @@ def main() -> None:
     from rljob.protocol.startup import end_on_sigterm
 
     end_on_sigterm()
-    from rljob.protocol.environment import LOG_LEVEL, read_environment, remove_token
-    from rljob.protocol.service_server import LOG_FORMAT
+    from rljob.protocol.environment import read_environment, remove_token
+    from rljob.protocol.service_server import start_logging
     from rljob.rewards.sdk import reward_of, run
 
-    logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), format=LOG_FORMAT)
+    start_logging()
     try:
         environment = read_environment()
         remove_token()
@@ -100,14 +99,13 @@ def serve_function(reference: str, listen: str, processes: int, timeout_seconds:
     """Serve a function or a class without a job, for a reward with ``url``; exit with code 2 if it cannot be served."""
     from rljob.api.extensions import load
     from rljob.api.roles import Reward
-    from rljob.protocol.environment import LOG_LEVEL
-    from rljob.protocol.service_server import LOG_FORMAT
+    from rljob.protocol.service_server import start_logging
     from rljob.protocol.startup import end_on_sigterm
     from rljob.rewards.evaluate import RewardEvaluator
     from rljob.rewards.sdk import run
 
     end_on_sigterm()
-    logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), format=LOG_FORMAT)
+    start_logging()
     try:
         found = load({}, reference, "rljob reward serve")
         scorer = found() if isinstance(found, type) else found

@@ -17,6 +17,7 @@ import msgspec
 
 from rljob.api.models import RLJobSpec
 from rljob.api.roles import Reward
+from rljob.api.text_escape import escape_block
 from rljob.protocol.environment import read_environment, remove_token
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.score_messages import CheckedSample, RecordedSample
@@ -58,7 +59,7 @@ def main() -> int:
         remove_token()
         scores = asyncio.run(score_lines(environment.job.spec, reward_of(environment), sys.stdin.buffer))
     except ValueError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(escape_block(f"{error}\n"))
         return CONFIGURATION_ERROR
     encoder = msgspec.json.Encoder()
     for score in scores:

@@ -26,10 +26,10 @@ from collections.abc import Collection
 
 from rljob.api.rewards import Scorer
 from rljob.api.roles import Reward
-from rljob.protocol.environment import LOG_LEVEL, ComponentEnvironment, own_entry, read_environment, remove_token
+from rljob.protocol.environment import ComponentEnvironment, own_entry, read_environment, remove_token
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.score_messages import MAX_REQUEST_BYTES
-from rljob.protocol.service_server import LOG_FORMAT, ServiceServer
+from rljob.protocol.service_server import ServiceServer, start_logging
 from rljob.protocol.startup import end_on_sigterm
 from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.orphans import adopt_orphans, keep_reaping
@@ -47,7 +47,7 @@ def serve(reward: Scorer) -> None:
     RLJOB_LISTEN (HOST:PORT) with one process. Exits with code 2 if the function cannot be a reward.
     """
     end_on_sigterm()
-    logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), format=LOG_FORMAT)
+    start_logging()
     try:
         if os.environ.get("RLJOB_JOB"):
             environment = read_environment()
