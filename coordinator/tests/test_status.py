@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,13 +21,14 @@ from world import job, m
 
 from rljob.api.job_status import LONGEST_REASON, EvaluationResult
 from rljob.coordinator import serve
-from rljob.coordinator.metrics import API_REQUESTS, REFUSED, ConnectionCollector, RunCollector
+from rljob.coordinator.metrics import API_REQUESTS, REFUSED, REGISTRY, ConnectionCollector, RunCollector
 from rljob.coordinator.progress import RunHistory
+from rljob.coordinator.routes import build_app
 from rljob.coordinator.status_report import status_of
 from rljob.coordinator.status_sync import StatusSyncCollector
 from rljob.coordinator.tracking import TrackingWriter, finish
 from rljob.protocol.connection_limits import HttpLimits, OpenConnections
-from rljob.protocol.run_status import HistoryPoint, run_fields, status_from
+from rljob.protocol.run_status import HistoryPoint, decode_status, run_fields, status_from
 from rljob.scheduling.groups import REJECTED
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
@@ -144,6 +146,26 @@ async def test_the_last_failure_is_the_last_in_time_also_after_a_restart(new_wor
     world.kill_coordinator()
     await world.start()
     assert status_of(world.run).ended.last_failure == "g0.0 failed"
+
+
+async def test_only_the_owner_reads_why_samples_failed(new_world: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(REGISTRY, "register", lambda collector: None)
+    world = new_world(job(), tmp_path)
+    await world.start()
+    world.run.last_failure = "ValueError: the answer is a secret"
+    world.run.evaluations.results.append(EvaluationResult(0, "sums", 0.0, 2, 0.0, 1, "ValueError: a secret"))
+    world.run.failure = ("TooManyFailedSamples", "the last failure: a secret")
+    app = build_app(world.run, {"owner": "token", "agent": "other"})
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://coordinator") as client:
+        for token in ("other", ""):
+            answer = await client.get("/v1/status", headers={"Authorization": f"Bearer {token}"})
+            assert "secret" not in answer.text
+            assert decode_status(answer.content).state == "Failed"
+        answer = await client.get("/v1/status", headers={"Authorization": "Bearer token"})
+    status = decode_status(answer.content)
+    assert [status.ended.last_failure, status.evaluations[0].failure, status.message] == [
+        *("ValueError: the answer is a secret", "ValueError: a secret", "the last failure: a secret")
+    ]
 
 
 async def test_reasons_in_the_status_are_one_printable_line_of_bounded_length(new_world: Any, tmp_path: Path) -> None:

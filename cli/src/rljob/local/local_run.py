@@ -169,7 +169,7 @@ class LocalRun:
             Supervisor(command, self._directory.path, policy, self._tell, self._backoff)
             for command in self._planner(self._job, here)
         ]
-        watching = asyncio.create_task(self._watch(here.coordinator_url))
+        watching = asyncio.create_task(self._watch(here))
         stopped = asyncio.create_task(person.stop.wait())
         keeping = [asyncio.create_task(supervisor.run(ending)) for supervisor in self._supervisors]
         try:
@@ -203,7 +203,7 @@ class LocalRun:
 
     async def _save(self, here: LocalContext) -> None:
         """Ask the coordinator to suspend, until it has; return at once if nothing was trained."""
-        async with _session() as session:
+        async with _session(here.tokens["owner"]) as session:
             self._status = await _get_status(session, here.coordinator_url) or self._status
         if not self.trained:  # by a fresh status: the first step may be newer than the last poll
             return
@@ -211,11 +211,11 @@ class LocalRun:
         self._screen.note(f"{ENDING}; Ctrl-C again stops at once")
         await ask_to_suspend(here.coordinator_url, here.tokens["owner"])
 
-    async def _watch(self, url: str) -> RunStatus:
+    async def _watch(self, here: LocalContext) -> RunStatus:
         """Poll the coordinator's status until the run ends; return the last one."""
-        async with _session() as session:
+        async with _session(here.tokens["owner"]) as session:
             while True:
-                status = await _get_status(session, url)
+                status = await _get_status(session, here.coordinator_url)
                 if status is not None:
                     self._answered = time.monotonic()
                     if self._status is None or self._status.state != status.state:
@@ -310,8 +310,9 @@ class LocalRun:
         return processes.tail(processes.log_path(self._directory.path, concerned))
 
 
-def _session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS))
+def _session(token: str) -> aiohttp.ClientSession:
+    headers = {"Authorization": f"Bearer {token}"}
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS), headers=headers)
 
 
 def _count_warnings(status: RunStatus) -> int:

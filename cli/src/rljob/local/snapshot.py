@@ -217,8 +217,10 @@ def _ask(directory: RunDirectory) -> RunStatus | None:
     port = directory.read_json("ports.json").get("coordinator")
     if port is None:
         return None
+    headers = {"Authorization": f"Bearer {directory.read_json('tokens.json').get('owner', '')}"}
     try:
-        with _opener.open(f"http://{HOST}:{port}/v1/status", timeout=ANSWER_SECONDS) as answer:
+        request = urllib.request.Request(f"http://{HOST}:{port}/v1/status", headers=headers)
+        with _opener.open(request, timeout=ANSWER_SECONDS) as answer:
             return decode_status(answer.read())
     except (OSError, ValueError):
         return None

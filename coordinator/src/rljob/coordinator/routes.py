@@ -18,7 +18,7 @@ from rljob.coordinator.ledger_api import MAX_NUMBER
 from rljob.coordinator.message_router import DECODERS, MessageRouter
 from rljob.coordinator.metrics import REFUSED, REGISTRY, RunCollector
 from rljob.coordinator.run import Run
-from rljob.coordinator.status_report import status_of
+from rljob.coordinator.status_report import status_of, without_reasons
 from rljob.protocol.run_status import encode_status
 from rljob.protocol.shards import SelectionError
 
@@ -64,7 +64,9 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
             raise HTTPException(422, str(error)) from None
         return Response(body, media_type="application/octet-stream")
 
-    add_status(app, run)
+    @app.get("/v1/status")
+    async def status(authorization: Annotated[str, Header()] = "") -> Response:
+        return _status(run, reasons=allowed("owner", authorization))
 
     @app.post("/v1/suspend")
     async def suspend(authorization: Annotated[str, Header()] = "") -> Response:
@@ -90,15 +92,17 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
 
 
 def add_status(app: FastAPI, run: Run) -> None:
-    """Add GET /v1/status."""
+    """Add GET /v1/status for readers who may read prompts and answers."""
 
     @app.get("/v1/status")
     async def status() -> Response:
         return _status(run)
 
 
-def _status(run: Run) -> Response:
-    return Response(encode_status(status_of(run)), media_type="application/json")
+def _status(run: Run, reasons: bool = True) -> Response:
+    """Return the status. ``reasons``: also why samples failed, which may quote prompts and answers."""
+    status = status_of(run)
+    return Response(encode_status(status if reasons else without_reasons(status)), media_type="application/json")
 
 
 async def _serve(router: MessageRouter, connection: SocketConnection, socket: WebSocket) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+TOO_MANY_FAILED = "TooManyFailedSamples"
+"""Reason of a failed run whose message has the reason of its last failed sample."""
 MAX_REJECTED_BATCHES = 50
 """Limit of consecutive rejected groups, in batches. Beyond it the run fails: it no longer learns."""
 
@@ -56,7 +58,7 @@ class SampleOutcomes:
         run = self._run
         batch = run.spec.training.prompts_per_step
         if run.scheduler.failures_in_a_row > max(3, 2 * batch):
-            run.fail("TooManyFailedSamples", f"no sample could be finished any more; the last failure: {reason}")
+            run.fail(TOO_MANY_FAILED, f"no sample could be finished any more; the last failure: {reason}")
         if run.scheduler.rejections_in_a_row > MAX_REJECTED_BATCHES * batch:
             run.fail(
                 "AllGroupsFiltered",

@@ -22,6 +22,7 @@ from rljob.api.text_escape import escape_block, escape_line
 from rljob.coordinator.awaited_sample import awaited_sample
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.run import Run
+from rljob.coordinator.sample_outcomes import TOO_MANY_FAILED
 from rljob.coordinator.weight_publisher import TrainerSession
 from rljob.protocol.messages import EngineCrashed
 from rljob.protocol.run_status import ComponentStatus, HistoryPoint, RunStatus
@@ -63,6 +64,14 @@ def status_of(run: Run) -> RunStatus:
         history=thinned(run.progress.points),
         components=_component_statuses(run),
     )
+
+
+def without_reasons(status: RunStatus) -> RunStatus:
+    """Return ``status`` without the reasons of failed samples: text of rewards, which may quote prompts and answers."""
+    ended = dataclasses.replace(status.ended, last_failure="")
+    evaluations = [dataclasses.replace(result, failure="") for result in status.evaluations]
+    message = "" if status.reason == TOO_MANY_FAILED else status.message
+    return dataclasses.replace(status, message=message, ended=ended, evaluations=evaluations)
 
 
 def _ended(run: Run) -> EndedSamples:
