@@ -611,6 +611,12 @@ def test_the_newest_checkpoint_of_a_running_run_may_be_missing_in_the_ledger(
     assert not audit(run).ok
 
 
+def test_a_trainer_process_whose_checkpoint_was_refused_is_no_error(finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    alter(run, "INSERT INTO incarnations VALUES (3, 'x', 1000, 0.0)")
+    assert audit(run).ok
+
+
 def test_a_status_as_new_as_the_ledger_passes(finished_run: Path, tmp_path: Path) -> None:
     run = copy(finished_run, tmp_path / "run")
     write_status(run, "Succeeded", 6)

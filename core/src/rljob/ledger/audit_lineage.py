@@ -42,13 +42,15 @@ def examine_lineage(ledger: LedgerReader, version: int) -> Check:
     """Check the incarnations and the batches that they applied."""
     findings = Findings("each batch was applied once in the lineage of the final checkpoint")
     findings.examined = ledger.value("SELECT COUNT(*) FROM applied")
+    # A process whose checkpoint was refused is an incarnation, too: it applies nothing, so its first step is of no run.
     findings.add_all(
         "its number does not follow the previous one, or no earlier incarnation reached its first step",
         (
             f"incarnation {row[0]}"
             for row in ledger.db.execute(
                 "SELECT incarnation FROM (SELECT incarnation, step, LAG(incarnation, 1, 0) OVER (ORDER BY incarnation)"
-                " AS before FROM incarnations) i WHERE incarnation != before + 1 OR step < 0 OR (step > 0 AND NOT"
+                " AS before FROM incarnations) i WHERE incarnation != before + 1 OR step < 0 OR (step > 0 AND"
+                " EXISTS (SELECT 1 FROM applied o WHERE o.incarnation = i.incarnation) AND NOT"
                 " EXISTS (SELECT 1 FROM applied a WHERE a.step = i.step - 1 AND a.incarnation < i.incarnation))"
             )
         ),
