@@ -137,10 +137,12 @@ def test_a_damaged_run_directory_is_named(directory, launcher):
     directory.write("status.json", b"{")
     directory.running = lambda: False
     assert take_snapshot(directory).message == f"{directory.path}/status.json is damaged, its metrics cannot be shown"
-    directory.write("job.json", b"{")
-    code, out, err = launcher.rljob("status", directory.path)
-    assert (code, out) == (2, "")
-    assert err == f"rljob: {directory.path}/job.json is damaged: it is not a manifest; restore it\n"
+    directory.write("events.jsonl", b"{}\n7\n" + b"[" * 100_000)
+    for data, problem in ((b"{", "valid JSON"), (b"[" * 100_000, "valid JSON"), (b"{}", "a manifest")):
+        directory.write("job.json", data)
+        code, out, err = launcher.rljob("status", directory.path)
+        assert (code, out) == (2, "")
+        assert err == f"rljob: {directory.path}/job.json is damaged: it is not {problem}; restore it\n"
 
 
 def test_status_watches_until_the_run_ends(detached):

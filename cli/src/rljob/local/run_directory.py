@@ -172,7 +172,7 @@ class RunDirectory:
         """Return the object in file ``name``; empty when there is none."""
         try:
             data = json.loads((self.path / name).read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return data if isinstance(data, dict) else {}
 
@@ -198,7 +198,7 @@ class RunDirectory:
         """Return the last status that the coordinator wrote to status.json, if any."""
         try:
             return decode_status((self.path / "status.json").read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
 
     def status_time(self) -> float:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import http.client
 import json
 import time
 import urllib.request
@@ -160,7 +161,9 @@ def _name(directory: RunDirectory) -> str:
         name = json.loads(path.read_bytes())["metadata"]["name"]
     except OSError as error:
         raise CliError(f"{path} cannot be read: {error.strerror}; ask its owner for the permission", 2) from None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, RecursionError):
+        raise CliError(f"{path} is damaged: it is not valid JSON; restore it", 2) from None
+    except (TypeError, KeyError):
         raise CliError(f"{path} is damaged: it is not a manifest; restore it", 2) from None
     return str(name)
 
@@ -207,9 +210,11 @@ def _events(directory: RunDirectory) -> Iterator[dict[str, Any]]:
         return
     for line in lines:
         try:
-            yield json.loads(line)
-        except ValueError:  # half a line, of a run that was killed or is writing
+            event = json.loads(line)
+        except (ValueError, RecursionError):  # half a line, of a run that was killed or is writing
             continue
+        if isinstance(event, dict) and {"time", "subject", "event"} <= event.keys():
+            yield event
 
 
 def _ask(directory: RunDirectory) -> RunStatus | None:
@@ -222,5 +227,5 @@ def _ask(directory: RunDirectory) -> RunStatus | None:
         request = urllib.request.Request(f"http://{HOST}:{port}/v1/status", headers=headers)
         with _opener.open(request, timeout=ANSWER_SECONDS) as answer:
             return decode_status(answer.read())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError, http.client.HTTPException):  # also of another server at this port
         return None
