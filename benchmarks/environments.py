@@ -29,7 +29,7 @@ import msgspec
 from benchmarks import time_limit
 from benchmarks.process_counters import TICK_SECONDS, cpu_seconds, memory_bytes
 from benchmarks.report import report, target
-from rljob.api.environments.ice import FrozenLakeOptions
+from rljob.api.environments.kinds.ice import FrozenLakeOptions
 from rljob.environments.frozen_lake import FrozenLake
 from rljob.protocol.episode_messages import Observation, OpenSession, StepRequest
 from rljob.protocol.free_port import free_port

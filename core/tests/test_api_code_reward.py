@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rljob.api.rewards import REWARDS
-from rljob.api.rewards.code import StdioTest, check_row, read_tests
+from rljob.api.rewards.kinds.code import StdioTest, check_row, read_tests
 
 KIND = REWARDS["code"]
 PAIRS = [StdioTest("1", "2"), StdioTest("3", "4")]

@@ -10,7 +10,7 @@ from rljob.api.errors import ManifestError
 from rljob.api.load import validate
 from rljob.api.resolve import with_absolute_paths
 from rljob.api.rewards import REWARDS
-from rljob.api.rewards.exact_match import ExactMatchOptions
+from rljob.api.rewards.kinds.exact_match import ExactMatchOptions
 from rljob.api.templates import columns_of, fill
 
 

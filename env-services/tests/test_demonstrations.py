@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 
-from rljob.api.environments.ice import FrozenLakeOptions
+from rljob.api.environments.kinds.ice import FrozenLakeOptions
 from rljob.environments.demonstrations import demonstrate
 from rljob.environments.frozen_lake import FrozenLake
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from rljob.api.environments.ice import FrozenLakeOptions
-from rljob.api.environments.warehouse import SokobanOptions
+from rljob.api.environments.kinds.ice import FrozenLakeOptions
+from rljob.api.environments.kinds.warehouse import SokobanOptions
 from rljob.environments import frozen_lake
 from rljob.environments.frozen_lake import FrozenLake
 from rljob.environments.grid_game import parse_action

@@ -6,7 +6,7 @@ import pytest
 
 from rljob.api.extensions import load
 from rljob.api.rewards import REWARDS
-from rljob.api.rewards.instructions import INSTRUCTIONS
+from rljob.api.rewards.kinds.instructions import INSTRUCTIONS
 from rljob.api.tasks import Task
 from rljob.protocol.score_messages import ScoreItem
 from rljob.rewards.answer_text import ascii_digits, last_box, latex_symbols

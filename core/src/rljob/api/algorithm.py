@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
+from rljob.api import algorithm_functions as functions
 from rljob.api.base import Model, Name
+from rljob.api.builtin import summaries
 from rljob.api.extensions import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, OBJECTIVES, Extension
 
 Preset = Literal[
@@ -33,21 +35,33 @@ def _off(value: Any) -> Any:
     return 0.0 if value is None else value
 
 
+def _named(text: str, registry: functions.Functions) -> str:
+    """Return the description of a field that names a function."""
+    return " ".join(part for part in (text, summaries(registry), "Or `module:function` of your own package.") if part)
+
+
 class Algorithm(Model):
     """The learning algorithm. A preset fills the fields that are not set and that its functions read; `rljob explain`
     shows the result. [algorithms.md](algorithms.md) has the formulas and their sources."""
 
     preset: Preset = "grpo"
     """The published algorithm that the other fields follow unless they are set."""
-    advantage: Annotated[str, Extension(ADVANTAGES)] | None = None
-    """Advantage of a token, from rewards. `zero`: rewards are not used. Or `module:function` of your own package."""
-    objective: Annotated[str, Extension(OBJECTIVES)] | None = None
-    """Value of a token that training maximises, from log-probabilities and advantages. Or `module:function` of your
-    own package."""
-    aggregation: Annotated[str, Extension(AGGREGATIONS)] | None = None
-    """Weights of the tokens of a minibatch in its loss. `token_mean`: one over all tokens. `seq_mean_token_sum`: one
-    over samples. `seq_mean_token_mean`: one over samples and the sample's tokens. `seq_mean_token_sum_norm`: one over
-    samples and the task's maxTokens. Or `module:function` of your own package."""
+    advantage: Annotated[
+        Annotated[str, Extension(ADVANTAGES)] | None,
+        Field(description=_named("Advantage of a token, from rewards.", functions.ADVANTAGES)),
+    ] = None
+    objective: Annotated[
+        Annotated[str, Extension(OBJECTIVES)] | None,
+        Field(
+            description=_named(
+                "Value of a token that training maximises, from log-probabilities and advantages.", functions.OBJECTIVES
+            )
+        ),
+    ] = None
+    aggregation: Annotated[
+        Annotated[str, Extension(AGGREGATIONS)] | None,
+        Field(description=_named("Weights of the tokens of a minibatch in its loss.", functions.AGGREGATIONS)),
+    ] = None
     ratio: Literal["behavior", "proximal"] | None = None
     """Denominator of the probability ratio: `behavior` is the engine's log-probability when the token was sampled;
     `proximal` the trainer's at the start of the batch."""
@@ -80,10 +94,16 @@ class Algorithm(Model):
     """`loss`: β·KL is subtracted from the objective of each token, before its correction. `reward`: β·KL under the
     weights before the batch is subtracted from the reward of each token, before advantages are computed. Default:
     loss."""
-    kl_estimator: Annotated[str, Extension(KL_ESTIMATORS)] | None = None
-    """Estimate of the KL divergence at a token, from its log-probabilities. `k1`: l − l_ref; `k2`: its square / 2;
-    `k3`: exp(l_ref − l) − (l_ref − l) − 1; `k3_unbiased`: exp(l − l without gradient)·k3. Default: `k3` in the loss,
-    `k1` in the reward. Or `module:function` of your own package."""
+    kl_estimator: Annotated[
+        Annotated[str, Extension(KL_ESTIMATORS)] | None,
+        Field(
+            description=_named(
+                "Estimate of the KL divergence at a token, from its log-probabilities. Default: `k3` in the loss, `k1` "
+                "in the reward.",
+                functions.KL_ESTIMATORS,
+            )
+        ),
+    ] = None
     reference_model: Name | None = None
     """Entry of `models` from which the KL divergence is measured. It is kept in the trainer and never changes.
     Default: policy, the weights that the run began with."""
@@ -95,11 +115,17 @@ class Algorithm(Model):
     """Weight of the teacher beside the rewards. Default: 1."""
     discount: Annotated[float, Field(gt=0, le=1)] | None = None
     """γ of `reinforce_pp` (a token) and `turn_return` (a turn)."""
-    correction: Annotated[str, Extension(CORRECTIONS)] | None = None
-    """Weight of a token for the mismatch between engine and trainer, ρ = exp(log-probability of the trainer at the
-    start of the batch − that of the engine), without gradient. `none`: 1. `tis`: min(ρ, correctionCap). `icepop`: ρ
-    within [correctionFloor, correctionCap], else 0. Needs `ratio: proximal`: the ratio of `behavior` contains ρ. Or
-    `module:function` of your own package."""
+    correction: Annotated[
+        Annotated[str, Extension(CORRECTIONS)] | None,
+        Field(
+            description=_named(
+                "Weight of a token for the mismatch between engine and trainer, ρ = exp(log-probability of the trainer "
+                "at the start of the batch − that of the engine), without gradient. Needs `ratio: proximal`: the ratio "
+                "of `behavior` contains ρ.",
+                functions.CORRECTIONS,
+            )
+        ),
+    ] = None
     correction_level: Literal["token", "segment", "sequence", "geometric"] | None = None
     """ρ of a token, or of all tokens of its turn (`segment`) or sample (`sequence`): their product; `geometric`: the
     geometric mean over the sample."""

@@ -1,4 +1,4 @@
-"""Presets of the learning algorithm, and which of its functions read which fields.
+"""Presets of the learning algorithm, and what follows from the functions that an algorithm names.
 
 A preset only sets values of explicit fields of ``spec.algorithm``; a field that the user sets wins. A field that none
 of the chosen built-in functions reads is not filled, and is refused if the user sets it.
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob.api.algorithm import Algorithm
+from rljob.api.algorithm_functions import ADVANTAGES, FUNCTIONS, OBJECTIVES, names_with, readers
 
 GRPO: dict[str, Any] = {
     "advantage": "group_normalized",
@@ -69,19 +70,7 @@ DEFAULTS: dict[str, Any] = {
 }
 """Value of a field that the functions read and the preset does not set."""
 
-_CLIPPED = ("ppo_clip", "gspo", "segment_clip", "raft_pp")
-READERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "clip_low": ("objective", (*_CLIPPED, "cispo")),
-    "clip_high": ("objective", (*_CLIPPED, "cispo")),
-    "dual_clip": ("objective", _CLIPPED),
-    "gate_positive": ("objective", ("sapo",)),
-    "gate_negative": ("objective", ("sapo",)),
-    "log_ratio_penalty": ("objective", ("kimi",)),
-    "discount": ("advantage", ("reinforce_pp", "turn_return")),
-    "correction_level": ("correction", ("tis", "icepop")),
-    "correction_cap": ("correction", ("tis", "icepop")),
-    "correction_floor": ("correction", ("icepop",)),
-}
+READERS: dict[str, tuple[str, tuple[str, ...]]] = {field: (function, names) for field, function, names in readers()}
 """Field → the field that names its reader, and the built-in readers. A user's own function may read every field."""
 
 CONDITIONS = {
@@ -95,16 +84,10 @@ CONDITIONS = {
 KL_DEFAULTS = {"loss": "k3", "reward": "k1"}
 """Place of the KL term → its estimator."""
 
-FUNCTIONS = ("advantage", "objective", "aggregation", "correction", "kl_estimator")
-"""Fields that name a function."""
-ZERO_FOR_ONE_SAMPLE = ("group_centered", "rloo", "opo", "lite_ppo", "reinforce_pp_baseline")
-"""Built-in advantages that are 0 in a group of one sample."""
-KNOWN_FROM_SCALARS = ("group_normalized", "group_centered", "reward", "rloo", "opo", "lite_ppo", "zero")
-"""Built-in advantages that follow from rewards and lengths, before any token is fetched."""
-NEEDS_ALL_SAMPLES = ("kimi",)
-"""Built-in objectives with a gradient where the advantage is 0."""
-FOLLOWS_REWARDS = ("topr", "raft_pp")
-"""Built-in objectives that depend on the reward of a sample beside its advantage."""
+ZERO_FOR_ONE_SAMPLE = names_with(ADVANTAGES, lambda function: function.zero_for_one_sample)
+KNOWN_FROM_SCALARS = names_with(ADVANTAGES, lambda function: function.from_scalars)
+NEEDS_ALL_SAMPLES = names_with(OBJECTIVES, lambda function: function.needs_all_samples)
+FOLLOWS_REWARDS = names_with(OBJECTIVES, lambda function: function.follows_rewards)
 POLICY = "policy"
 """Name in `models` of the model that is trained."""
 MASKS = ("mask_geometric_below", "mask_geometric_above", "veto_below", "mask_probability_gap", "mask_negative_kl")

@@ -7,37 +7,20 @@ for each CEL rule and each Python rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from rljob.api.algorithm_presets import PRESETS, ZERO_FOR_ONE_SAMPLE
-from rljob.api.backend_checks import INDIVISIBLE, NEEDS_MEGATRON, NOT_MEGATRON
+from rljob.api.backend_checks import INDIVISIBLE, UNSUPPORTED
+from rljob.api.cel_algorithm_rules import algorithm_rules
+from rljob.api.cel_rule import CelRule, at_most_one_of, escaped
+from rljob.api.cel_task_rules import builtin_reward_rules, location_rules, task_rules
 from rljob.api.kubernetes import GPUS
-from rljob.api.model_address import HUB_FORM, HUB_PATTERN, S3_FORM, S3_PATTERN
-from rljob.api.rewards import REWARDS
-from rljob.api.tasks import SOURCES
-
-
-@dataclass(frozen=True)
-class CelRule:
-    """A CEL validation rule.
-
-    ``at``: path of the rule's schema, with [] for the entries of a list; ``self`` is the value at this path. ``field``:
-    path of the invalid field below ``at`` (.steps). Messages contain no values: computing them in CEL would exceed the
-    budget.
-    """
-
-    at: str
-    rule: str
-    message: str
-    field: str = ""
 
 
 def rules() -> Iterator[CelRule]:
     """Yield every rule for new and changed RLJobs."""
     yield from _spec()
-    yield from _tasks()
-    yield from _locations()
+    yield from task_rules()
+    yield from location_rules()
     yield from _services()
     yield from _settings()
 
@@ -73,7 +56,7 @@ def _spec() -> Iterator[CelRule]:
             "is not defined; name one of models",
             f".algorithm.{field}",
         )
-    yield from _data_of_builtins()
+    yield from builtin_reward_rules()
     yield CelRule(
         "spec",
         f"!{evaluated} || !has(self.evaluation.tasks) || "
@@ -125,197 +108,7 @@ def _spec() -> Iterator[CelRule]:
         "evaluation.engines is not dedicated; set evaluation.engines: dedicated, or purpose: training",
         ".rollouts",
     )
-    yield from _algorithm()
-
-
-def _algorithm() -> Iterator[CelRule]:
-    """Yield the rules that depend on one or two fields; rljob.api.algorithm_checks has all."""
-    yield CelRule(
-        "spec",
-        "!has(self.algorithm.minibatches) || "
-        "self.algorithm.minibatches <= self.training.promptsPerStep * self.training.samplesPerPrompt",
-        "is more than the samples of a batch; lower it",
-        ".algorithm.minibatches",
-    )
-    filtered = _chosen("groupFilter", {name: fields.get("group_filter", "none") for name, fields in PRESETS.items()})
-    yield CelRule(
-        "spec",
-        f"self.training.samplesPerPrompt > 1 || !({filtered(['nonconstant'])})",
-        "with training.samplesPerPrompt 1 every group is constant and would be rejected; use none, or more samples",
-        ".algorithm.groupFilter",
-    )
-    yield CelRule(
-        "spec",
-        "self.training.samplesPerPrompt > 1 || self.tasks.all(task, !has(task.groupFilter.kind) || "
-        "task.groupFilter.kind != 'nonconstant')",
-        "with training.samplesPerPrompt 1 every group is constant and would be rejected; use none, or more samples",
-        ".tasks",
-    )
-    yield CelRule(
-        "spec.tasks[].groupFilter",
-        "!has(self.minMean) || !has(self.maxMean) || self.minMean <= self.maxMean",
-        "is above maxMean; lower it or raise the other",
-        ".minMean",
-    )
-    advantage = _chosen("advantage", {name: fields["advantage"] for name, fields in PRESETS.items()})
-    yield CelRule(
-        "spec",
-        f"self.training.samplesPerPrompt > 1 || !({advantage([*ZERO_FOR_ONE_SAMPLE])})",
-        "1 makes every advantage 0 with this algorithm, so nothing is learned; set at least 2, or another "
-        "algorithm.advantage",
-        ".training.samplesPerPrompt",
-    )
-    uncorrected = _chosen("correction", {name: fields["correction"] for name, fields in PRESETS.items()})
-    behavior = _chosen("ratio", {name: fields["ratio"] for name, fields in PRESETS.items()})
-    yield CelRule(
-        "spec",
-        f"!({behavior(['behavior'])}) || ({uncorrected(['none'])})",
-        "with ratio behavior the mismatch between engine and trainer is weighted twice; set correction: none, or "
-        "ratio: proximal",
-        ".algorithm.correction",
-    )
-    yield CelRule(
-        "spec.algorithm",
-        "!has(self.dualClip) || self.dualClip == 0.0 || self.dualClip > 1.0",
-        "must be more than 1, or 0 for no bound",
-        ".dualClip",
-    )
-
-
-def _chosen(field: str, of_presets: Mapping[str, str]) -> Callable[[list[str]], str]:
-    """Return a function from values to the expression: the user's own value, or that of the preset, is one of them."""
-
-    def is_one_of(values: list[str]) -> str:
-        presets = [name for name, value in of_presets.items() if value in values]
-        own = f"self.algorithm.{field}"
-        return f"has({own}) ? {own} in {values} : self.algorithm.preset in {presets}"
-
-    return is_one_of
-
-
-def _data_of_builtins() -> Iterator[CelRule]:
-    """Yield one rule for all built-in rewards that score the same data."""
-    by_data: dict[frozenset[str], list[str]] = {}
-    for name, kind in REWARDS.items():
-        if kind.data is not None:
-            by_data.setdefault(frozenset(kind.data), []).append(name)
-    for data, names in by_data.items():
-        fits = " || ".join(f"has(task.data.{source})" for source in SOURCES if source in data)
-        named = " || ".join(f"reward.builtin == '{name}'" for name in names)
-        yield CelRule(
-            "spec",
-            f"self.tasks.all(task, {fits} || !self.rewards.exists(reward, "
-            f"has(task.reward) && reward.name == task.reward && has(reward.builtin) && ({named})))",
-            f"a task's reward is the builtin {' or '.join(names)}, which scores {REWARDS[names[0]].accepted} data "
-            "only; use another reward",
-            ".tasks",
-        )
-
-
-def _tasks() -> Iterator[CelRule]:
-    yield CelRule(
-        "spec.tasks[]",
-        "has(self.reward) || has(self.environment)",
-        "required for a task without an environment; name one of rewards",
-        ".reward",
-    )
-    yield CelRule(
-        "spec.tasks[]",
-        "self.loop != 'environment' || has(self.environment)",
-        "the loop environment needs one; name one of environments, or set another loop",
-        ".environment",
-    )
-    yield CelRule(
-        "spec.tasks[].sampling",
-        "self.minTokens < self.maxTokens",
-        "is not less than maxTokens; lower it or raise the other",
-        ".minTokens",
-    )
-    yield CelRule(
-        "spec.tasks[].sampling",
-        "!self.includeStop || self.stop.size() > 0",
-        "there is no stop string; add stop, or remove it",
-        ".includeStop",
-    )
-    yield CelRule(
-        "spec.tasks[].data",
-        f"{_given(SOURCES)}.exists_one(given, given)",
-        f"give exactly one of {', '.join(SOURCES)}",
-    )
-    yield CelRule(
-        "spec.tasks[].data",
-        "!has(self.reasoningGym) || self.columns.size() == 0",
-        "problems of reasoningGym always have question, answer and metadata; remove it",
-        ".columns",
-    )
-    for source, other in (("jsonl", "heldOutPath"), ("parquet", "heldOutPath"), ("datasets", "heldOutSplit")):
-        yield CelRule(
-            f"spec.tasks[].data.{source}",
-            f"!has(self.{other}) || !has(self.heldOutFraction) || self.heldOutFraction == 0.0",
-            f"{other} is given too; give one of them",
-            ".heldOutFraction",
-        )
-    yield CelRule(
-        "spec.tasks[]",
-        _at_most_one_of("prompt", "messages", "messagesColumn"),
-        "a task has one of prompt, messages, messagesColumn",
-    )
-    yield CelRule(
-        "spec.tasks[].messages",
-        "self[self.size() - 1].role != 'assistant'",
-        "the last message is the assistant's; end with the message that the model answers",
-    )
-    yield CelRule(
-        "spec.tasks[].prompt",
-        rf"self.matches(r'^([^{{}}]|{_BRACES}|\{{[^{{}}!:.\[\]]+:?\}})*$')",
-        "is not a template: {column} stands for the value of a column; write {{ and }} for literal braces",
-    )
-    yield CelRule(
-        "spec.tasks[].prompt",
-        rf"self.matches(r'^([^{{}}]|{_BRACES})*(\{{[^{{]|[{{}}]$)')",
-        "the template names no column; put {question} where the problem goes",
-    )
-
-
-def _locations() -> Iterator[CelRule]:
-    """Yield rules for locations of models and files. In a cluster these locations must be in the job's storage."""
-    yield CelRule(
-        "spec.models[].source",
-        f"!self.startsWith('hf://') || self.matches(r'{HUB_PATTERN}')",
-        f"is not the address of a model; write {HUB_FORM}",
-    )
-    yield CelRule(
-        "spec.models[].source",
-        f"!self.startsWith('s3://') || self.matches(r'{S3_PATTERN}')",
-        f"is not the address of a model; write {S3_FORM}",
-    )
-    for at in (
-        "spec.models[].source",
-        *(f"spec.tasks[].data.{table}.{field}" for table in ("jsonl", "parquet") for field in ("path", "heldOutPath")),
-        "spec.tasks[].data.datasets.path",
-    ):
-        remote = " || self.startsWith('hf://') || self.startsWith('s3://')" if at == "spec.models[].source" else ""
-        yield CelRule(
-            at,
-            f"self.startsWith('job://') || !self.contains('://'){remote}",
-            "cannot be read; write job://PATH for a path in the storage",
-        )
-        yield CelRule(
-            at,
-            "self.contains('://')",
-            "a path of one machine is for rljob run; in a cluster put it into the job's storage and write job://PATH",
-        )
-        yield _inside(at)
-    yield _inside("spec.initializer.command[]")
-
-
-def _inside(at: str) -> CelRule:
-    outside = r"(?s)^job://(/|(\.?/)*\.?$|(.*/)?\.\.(/|$))"
-    return CelRule(
-        at,
-        f"!self.matches(r'{outside}')",
-        "is not a path inside the storage; write job://PATH without .. and a leading /",
-    )
+    yield from algorithm_rules()
 
 
 def _services() -> Iterator[CelRule]:
@@ -324,7 +117,7 @@ def _services() -> Iterator[CelRule]:
     for owner in ("rewards[]", "environments[]"):
         yield CelRule(
             f"spec.{owner}",
-            f"{_at_most_one_of(*forms)} && ({has_form})",
+            f"{at_most_one_of(*forms)} && ({has_form})",
             "give exactly one of builtin, function, url, local",
         )
         for field in ("template", "egress"):
@@ -420,9 +213,10 @@ def _schedule() -> Iterator[CelRule]:
 
 def _backends() -> Iterator[CelRule]:
     """Yield the rules of :mod:`rljob.api.backend_checks`."""
-    for name in ("tensor", "pipeline"):
-        rule = f"self.backend != 'fsdp' || self.parallelism.{name} == 1"
-        yield CelRule("spec.trainer", rule, NEEDS_MEGATRON, f".parallelism.{name}")
+    for entry in UNSUPPORTED:
+        yield CelRule(
+            "spec.trainer", f"self.backend != '{entry.backend}' || {entry.unset}", entry.message, f".{entry.field}"
+        )
     yield CelRule(
         "spec.trainer",
         "self.backend == 'fsdp' || "
@@ -430,15 +224,6 @@ def _backends() -> Iterator[CelRule]:
         INDIVISIBLE,
         ".parallelism",
     )
-    supported = {
-        ".parallelism.replicate": "self.parallelism.replicate == 1",
-        ".recompute": "self.recompute == 'none'",
-        ".lora": "!has(self.lora)",
-        ".optimizer.offload": "!self.optimizer.offload",
-        ".optimizer.decayed": "self.optimizer.decayed == 'all'",
-    }
-    for field, rule in supported.items():
-        yield CelRule("spec.trainer", f"self.backend != 'megatron' || {rule}", NOT_MEGATRON, field)
 
 
 def _fabric() -> Iterator[CelRule]:
@@ -467,23 +252,3 @@ def _fabric() -> Iterator[CelRule]:
             "in network.nodes, or set network.policy: Disabled",
             field,
         )
-
-
-_BRACES = r"\{\{|\}\}"
-
-
-RESERVED = {"function", "if", "import", "in", "let", "loop", "namespace", "package", "return", "break", "continue"}
-"""Names that CEL reserves; Kubernetes escapes a field of such a name."""
-
-
-def escaped(field: str) -> str:
-    """Return the name of a field in a CEL rule."""
-    return f"__{field}__" if field in RESERVED else field
-
-
-def _given(fields: tuple[str, ...]) -> str:
-    return f"[{', '.join(f'has(self.{escaped(field)})' for field in fields)}]"
-
-
-def _at_most_one_of(*fields: str) -> str:
-    return f"{_given(fields)}.filter(given, given).size() <= 1"

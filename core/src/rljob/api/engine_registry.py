@@ -140,6 +140,16 @@ ENGINES: Mapping[str, Engine] = {
 """Name in the manifest → engine."""
 
 
+def engine_docs() -> str:
+    """Return the description of ``spec.rollouts[].engine``."""
+    names = ", ".join(f"`{name}`" for name in ENGINES)
+    without_image = ", ".join(f"`{name}`" for name, engine in ENGINES.items() if not engine.image)
+    return (
+        f"The inference engine: {names}, or `module:class` of your own package, an engine adapter. In a cluster the "
+        f"pods of {without_image} and of your own adapter run the image of `template`."
+    )
+
+
 def image_of(engine: str) -> str:
     """Return the component whose image the pods of an engine run; empty: they run the image of the pool's template."""
     return ENGINES[engine].image if engine in ENGINES else ""

@@ -1,9 +1,11 @@
 """Extension points: manifest fields that name code.
 
 The value of such a field is the name of a built-in implementation or ``module:attribute`` of a user's own package. The
-registries here map each built-in name to its ``module:attribute``; a new implementation is one file and one line here.
-The manifest, the CRD, `rljob explain` and the process that loads the implementation all read these registries. This
-module imports no implementation: the operator and the CLI know the names without torch or vLLM.
+registries here map each built-in name to its ``module:attribute``; a new implementation is one file and one line: of a
+loop or a backend here, of a function of the algorithm in :mod:`rljob.api.algorithm_functions`, of an engine in
+:mod:`rljob.api.engine_registry`. The manifest, the CRD, `rljob explain` and the process that loads the implementation
+all read these registries. This module imports no implementation: the operator and the CLI know the names without torch
+or vLLM.
 """
 
 from __future__ import annotations
@@ -19,60 +21,33 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from rljob.api import engine_registry
+from rljob.api import algorithm_functions, engine_registry
+from rljob.api.builtin import Builtin, references
 from rljob.api.diff import shortened
 
 Registry: TypeAlias = Mapping[str, str]
 """Name of a built-in implementation → its module:attribute."""
 
-_ADVANTAGES, _OBJECTIVES = "rljob.trainer.algorithms.advantages", "rljob.trainer.algorithms.objectives"
-_CORRECTIONS, _AGGREGATION = "rljob.trainer.algorithms.corrections", "rljob.trainer.algorithms.aggregation"
-_KL = "rljob.trainer.algorithms.kl_estimators"
+BUILTIN_BACKENDS = {
+    "fsdp": Builtin("rljob.trainer.backends.fsdp.backend:FsdpBackend", "PyTorch FSDP2"),
+    "megatron": Builtin(
+        "rljob.trainer.backends.megatron.megatron_backend:MegatronBackend",
+        "Megatron-Core, for models of type qwen2, qwen3 and llama",
+    ),
+}
+BUILTIN_LOOPS = {
+    "single_turn": Builtin("rljob.runner.loops.single_turn:single_turn", "one prompt, one answer, one score"),
+    "environment": Builtin("rljob.runner.loops.episode_loop:environment", "turn by turn in the task's environment"),
+}
 
-ADVANTAGES: Registry = {
-    "group_normalized": f"{_ADVANTAGES}.group:group_normalized",
-    "group_centered": f"{_ADVANTAGES}.group:group_centered",
-    "reward": f"{_ADVANTAGES}.group:reward",
-    "rloo": f"{_ADVANTAGES}.group:rloo",
-    "opo": f"{_ADVANTAGES}.opo:opo",
-    "lite_ppo": f"{_ADVANTAGES}.lite_ppo:lite_ppo",
-    "reinforce_pp": f"{_ADVANTAGES}.reinforce_pp:reinforce_pp",
-    "reinforce_pp_baseline": f"{_ADVANTAGES}.reinforce_pp:reinforce_pp_baseline",
-    "turn_return": f"{_ADVANTAGES}.turn_return:turn_return",
-    "zero": f"{_ADVANTAGES}.group:zero",
-}
-OBJECTIVES: Registry = {
-    "ppo_clip": f"{_OBJECTIVES}.ppo_clip:ppo_clip",
-    "gspo": f"{_OBJECTIVES}.gspo:gspo",
-    "segment_clip": f"{_OBJECTIVES}.gspo:segment_clip",
-    "cispo": f"{_OBJECTIVES}.truncated:cispo",
-    "tis": f"{_OBJECTIVES}.truncated:tis",
-    "topr": f"{_OBJECTIVES}.truncated:topr",
-    "raft_pp": f"{_OBJECTIVES}.ppo_clip:raft_pp",
-    "sapo": f"{_OBJECTIVES}.sapo:sapo",
-    "kimi": f"{_OBJECTIVES}.kimi:kimi",
-}
-CORRECTIONS: Registry = {
-    "none": f"{_CORRECTIONS}.importance_weights:no_correction",
-    "tis": f"{_CORRECTIONS}.importance_weights:tis",
-    "icepop": f"{_CORRECTIONS}.importance_weights:icepop",
-}
-AGGREGATIONS: Registry = {
-    "token_mean": f"{_AGGREGATION}:token_mean",
-    "seq_mean_token_sum": f"{_AGGREGATION}:seq_mean_token_sum",
-    "seq_mean_token_mean": f"{_AGGREGATION}:seq_mean_token_mean",
-    "seq_mean_token_sum_norm": f"{_AGGREGATION}:seq_mean_token_sum_norm",
-}
-KL_ESTIMATORS: Registry = {name: f"{_KL}:{name}" for name in ("k1", "k2", "k3", "k3_unbiased")}
-BACKENDS: Registry = {
-    "fsdp": "rljob.trainer.backends.fsdp.backend:FsdpBackend",
-    "megatron": "rljob.trainer.backends.megatron.megatron_backend:MegatronBackend",
-}
+ADVANTAGES: Registry = references(algorithm_functions.ADVANTAGES)
+OBJECTIVES: Registry = references(algorithm_functions.OBJECTIVES)
+CORRECTIONS: Registry = references(algorithm_functions.CORRECTIONS)
+AGGREGATIONS: Registry = references(algorithm_functions.AGGREGATIONS)
+KL_ESTIMATORS: Registry = references(algorithm_functions.KL_ESTIMATORS)
+BACKENDS: Registry = references(BUILTIN_BACKENDS)
+LOOPS: Registry = references(BUILTIN_LOOPS)
 ENGINES: Registry = {name: engine.adapter for name, engine in engine_registry.ENGINES.items()}
-LOOPS: Registry = {
-    "single_turn": "rljob.runner.loops.single_turn:single_turn",
-    "environment": "rljob.runner.loops.episode_loop:environment",
-}
 
 MODULE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
 REFERENCE = f"{MODULE}:{MODULE}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rljob.api.engine_registry import ENGINES, serves_models
 from rljob.api.rewards import REWARDS
-from rljob.api.rewards.judge import DEFAULT_TOKENS
+from rljob.api.rewards.kinds.judge import DEFAULT_TOKENS
 
 if TYPE_CHECKING:
     from rljob.api.models import RLJobSpec

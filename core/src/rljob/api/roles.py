@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rljob.api.base import Collectives, Model, Name, Quantity, Text, Url
+from rljob.api.builtin import summaries
+from rljob.api.engine_registry import engine_docs
 from rljob.api.environments import ENVIRONMENTS, environment_docs, environment_option_docs
-from rljob.api.extensions import BACKENDS, ENGINES, Extension, Reference
+from rljob.api.extensions import BACKENDS, BUILTIN_BACKENDS, ENGINES, Extension, Reference
 from rljob.api.field_metadata import FieldMeta
 from rljob.api.kubernetes import NO_PODS, NO_POLICIES, Accelerator, Egress, Rdma
 from rljob.api.pod_models import PodTemplate
@@ -203,9 +205,10 @@ class TrainerParallelism(Model):
 class Trainer(Model):
     """The trainer."""
 
-    backend: Annotated[str, Extension(BACKENDS)] = "fsdp"
-    """`fsdp`: PyTorch FSDP2. `megatron`: Megatron-Core, for models of type qwen2, qwen3 and llama. Or `module:class` of
-    your own package."""
+    backend: Annotated[
+        Annotated[str, Extension(BACKENDS)],
+        Field(description=f"{summaries(BUILTIN_BACKENDS)} Or `module:class` of your own package."),
+    ] = "fsdp"
     parallelism: TrainerParallelism = TrainerParallelism()
     """How the processes share the model."""
     nodes: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -270,9 +273,7 @@ class Rollout(Model):
     model: Name = "policy"
     """Name of an entry of `models`. `policy`: the engines sample from the trained model and get its weights. Another
     name makes a frozen pool: its engines serve that model to the job's rewards, get no weights and no samples."""
-    engine: Annotated[str, Extension(ENGINES)] = "vllm"
-    """The inference engine: `vllm`, `sglang`, or `module:class` of your own package, an engine adapter. In a cluster
-    the pods of `sglang` and of your own adapter run the image of `template`."""
+    engine: Annotated[Annotated[str, Extension(ENGINES)], Field(description=engine_docs())] = "vllm"
     hosts: Annotated[int, Field(ge=1, le=1024), FieldMeta(unsupported=True)] = 1
     """Pods of one engine."""
     parallelism: EngineParallelism = EngineParallelism()

@@ -9,7 +9,8 @@ from pydantic import Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
 from rljob.api.base import Model, Name, Text
-from rljob.api.extensions import LOOPS, Extension
+from rljob.api.builtin import summaries
+from rljob.api.extensions import BUILTIN_LOOPS, LOOPS, Extension
 
 SOURCES = ("reasoningGym", "jsonl", "parquet", "datasets", "seeds")
 """Fields of `TaskData`. A task has exactly one of them."""
@@ -167,9 +168,13 @@ class Task(Model):
     """The prompt as a chat, rendered with the model's chat template."""
     messages_column: Annotated[Text, Field(min_length=1)] | None = None
     """Column with the chat: a list of {role, content}."""
-    loop: Annotated[str, Extension(LOOPS)] = "single_turn"
-    """How a trajectory is driven. `single_turn`: one prompt, one answer, one score. `environment`: turn by turn in the
-    task's environment. Or `module:function` of your own package."""
+    loop: Annotated[
+        Annotated[str, Extension(LOOPS)],
+        Field(
+            description=f"How a trajectory is driven. {summaries(BUILTIN_LOOPS)} Or `module:function` of your own "
+            "package."
+        ),
+    ] = "single_turn"
     environment: TaskEnvironment | None = None
     """Environment of the loop. Its first observation is the column `observation` of `prompt` or `messages`."""
     reward: Name | None = None

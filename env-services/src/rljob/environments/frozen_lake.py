@@ -10,7 +10,7 @@ import random
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from rljob.api.environments.ice import FrozenLakeOptions
+from rljob.api.environments.kinds.ice import FrozenLakeOptions
 from rljob.environments.grid_game import MOVES, Cell, GridGame
 
 ATTEMPTS = 10_000

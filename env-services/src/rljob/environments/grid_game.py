@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from rljob.api.environments.grid_options import GridOptions
+from rljob.api.environments.kinds.grid_options import GridOptions
 from rljob.environments.action_text import answer_text, seed_of
 from rljob.environments.sdk_types import Info, StepResult
 

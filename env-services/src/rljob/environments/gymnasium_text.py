@@ -17,7 +17,7 @@ from pydantic import Field, StringConstraints
 
 from rljob.api.base import Model, Text
 from rljob.api.environments import EnvironmentKind
-from rljob.api.environments.grid_options import Points
+from rljob.api.environments.kinds.grid_options import Points
 from rljob.environments.action_text import answer_text, seed_of
 from rljob.environments.sdk_types import Info, StepResult
 

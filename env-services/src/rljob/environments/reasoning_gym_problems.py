@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from rljob.api.environments.gym_problems import ReasoningGymOptions
+from rljob.api.environments.kinds.gym_problems import ReasoningGymOptions
 from rljob.environments.action_text import seed_of
 from rljob.environments.sdk_types import Info, StepResult
 from rljob.protocol.startup import lazy_imports

@@ -11,7 +11,7 @@ import random
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from rljob.api.environments.warehouse import SokobanOptions
+from rljob.api.environments.kinds.warehouse import SokobanOptions
 from rljob.environments.grid_game import MOVES, Cell, GridGame
 
 ATTEMPTS = 1000

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rljob.api.rewards.code import CodeOptions, StdioTest, read_tests
+from rljob.api.rewards.kinds.code import CodeOptions, StdioTest, read_tests
 from rljob.api.tasks import Task
 from rljob.rewards.sandbox.code_sandbox import CodeSandbox, Limits
 from rljob.rewards.sandbox.isolation import LAYERS, find_isolation

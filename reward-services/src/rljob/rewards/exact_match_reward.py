@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rljob.api.rewards import deterministic
-from rljob.api.rewards.exact_match import ExactMatchOptions
+from rljob.api.rewards.kinds.exact_match import ExactMatchOptions
 from rljob.api.tasks import Task
 from rljob.api.templates import text_of
 

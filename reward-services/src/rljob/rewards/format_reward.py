@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from rljob.api.rewards import deterministic
-from rljob.api.rewards.answer_format import FormatOptions
+from rljob.api.rewards.kinds.answer_format import FormatOptions
 from rljob.api.tasks import Task
 
 

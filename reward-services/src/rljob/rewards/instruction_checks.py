@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 import py3langid
 
-from rljob.api.rewards.instructions import LANGUAGES
+from rljob.api.rewards.kinds.instructions import LANGUAGES
 
 WORD = re.compile(r"\w+")
 TOKEN = re.compile(r"\w+(?:['’-]\w+)*")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rljob.api.rewards import deterministic
-from rljob.api.rewards.instructions import InstructionsOptions, instructions_of
+from rljob.api.rewards.kinds.instructions import InstructionsOptions, instructions_of
 from rljob.api.tasks import Task
 from rljob.rewards.instruction_checks import CHECKS
 

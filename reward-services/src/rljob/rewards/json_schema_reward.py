@@ -11,7 +11,7 @@ from typing import Any
 import fastjsonschema
 
 from rljob.api.rewards import deterministic
-from rljob.api.rewards.json_schema import JsonSchemaOptions, row_document, row_schema
+from rljob.api.rewards.kinds.json_schema import JsonSchemaOptions, row_document, row_schema
 from rljob.api.tasks import Task
 from rljob.rewards.answer_text import last_tag
 

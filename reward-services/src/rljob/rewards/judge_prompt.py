@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from rljob.api.rewards.judge import JudgeOptions
+from rljob.api.rewards.kinds.judge import JudgeOptions
 from rljob.api.templates import columns_of, fill, text_of
 
 POINTWISE = """\

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rljob.api.rewards import NotScored
-from rljob.api.rewards.judge import JudgeOptions
+from rljob.api.rewards.kinds.judge import JudgeOptions
 from rljob.api.tasks import Task
 from rljob.api.templates import text_of
 from rljob.protocol.environment import pool_token, pool_urls

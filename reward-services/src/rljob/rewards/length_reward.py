@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rljob.api.rewards import deterministic
-from rljob.api.rewards.length import LengthOptions
-from rljob.api.rewards.overlong import OverlongOptions
+from rljob.api.rewards.kinds.length import LengthOptions
+from rljob.api.rewards.kinds.overlong import OverlongOptions
 from rljob.api.tasks import Task
 
 

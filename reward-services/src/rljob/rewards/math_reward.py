@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rljob.api.rewards.mathematics import MathOptions
+from rljob.api.rewards.kinds.mathematics import MathOptions
 from rljob.api.tasks import Task
 from rljob.api.templates import text_of
 from rljob.rewards.answer_text import (

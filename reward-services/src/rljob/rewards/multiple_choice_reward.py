@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rljob.api.rewards import deterministic
-from rljob.api.rewards.multiple_choice import MultipleChoiceOptions, correct_letter
+from rljob.api.rewards.kinds.multiple_choice import MultipleChoiceOptions, correct_letter
 from rljob.api.tasks import Task
 from rljob.rewards.answer_text import BOX, TAG, ascii_digits, box_at, last_box, last_tag
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rljob.api.rewards import deterministic
-from rljob.api.rewards.regex_match import RegexOptions, row_pattern
+from rljob.api.rewards.kinds.regex_match import RegexOptions, row_pattern
 from rljob.api.tasks import Task
 
 

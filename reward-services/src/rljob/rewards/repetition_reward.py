@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rljob.api.rewards import deterministic
-from rljob.api.rewards.repetition import RepetitionOptions
+from rljob.api.rewards.kinds.repetition import RepetitionOptions
 from rljob.api.tasks import Task
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rljob.api.rewards import NotScored, batch
-from rljob.api.rewards.reward_model import RewardModelOptions
+from rljob.api.rewards.kinds.reward_model import RewardModelOptions
 from rljob.api.tasks import Task
 from rljob.api.templates import text_of
 

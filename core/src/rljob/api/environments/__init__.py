@@ -1,24 +1,21 @@
-"""Environments that ship with rljob: one module and one line of :data:`ENVIRONMENTS` each.
+"""Environments that ship with rljob: one module each, with its NAME in the manifest and its KIND.
 
-The manifest, the CRD, the documentation and the environment service read this registry. An environment of a user's own
-package is a class or an :class:`EnvironmentKind` that ``spec.environments[].function`` names.
+The manifest, the CRD, the documentation and the environment service read :data:`ENVIRONMENTS`. An environment of a
+user's own package is a class or an :class:`EnvironmentKind` that ``spec.environments[].function`` names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rljob.api.builtin_kinds import builtin_kinds
 from rljob.api.configurable import describe_options
-from rljob.api.environments import gym_problems, ice, warehouse
+from rljob.api.environments import kinds
 from rljob.api.environments.environment_kind import EnvironmentKind
 
 __all__ = ["ENVIRONMENTS", "EnvironmentKind", "environment_docs", "environment_option_docs"]
 
-ENVIRONMENTS: Mapping[str, EnvironmentKind] = {
-    "frozen_lake": ice.KIND,
-    "sokoban": warehouse.KIND,
-    "reasoning_gym": gym_problems.KIND,
-}
+ENVIRONMENTS: Mapping[str, EnvironmentKind] = builtin_kinds(kinds)
 """Value of ``spec.environments[].builtin`` → the environment."""
 
 

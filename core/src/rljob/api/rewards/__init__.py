@@ -1,7 +1,7 @@
-"""Rewards that ship with rljob: one module and one line of :data:`REWARDS` each.
+"""Rewards that ship with rljob: one module each, with its NAME in the manifest and its KIND.
 
-The manifest, the CRD, the documentation, the runner and the reward service read this registry; no other module names a
-built-in reward. A reward of a user's own package is a function or a :class:`RewardKind` that
+The manifest, the CRD, the documentation, the runner and the reward service read :data:`REWARDS`; no other module names
+a built-in reward. A reward of a user's own package is a function or a :class:`RewardKind` that
 ``spec.rewards[].function`` names.
 """
 
@@ -9,23 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rljob.api.builtin_kinds import builtin_kinds
 from rljob.api.configurable import NoOptions, describe_options
-from rljob.api.rewards import (
-    answer_format,
-    code,
-    exact_match,
-    instructions,
-    json_schema,
-    judge,
-    length,
-    mathematics,
-    multiple_choice,
-    overlong,
-    reasoning_gym,
-    regex_match,
-    repetition,
-    reward_model,
-)
+from rljob.api.rewards import kinds
 from rljob.api.rewards.combined import combined_kind
 from rljob.api.rewards.kind import Regex, RewardKind, Row, Scorer
 from rljob.api.rewards.outcome import NotScored, Parts, Unavailable, batch, deterministic, is_batch, is_deterministic
@@ -48,22 +34,11 @@ __all__ = [
     "option_docs",
 ]
 
-_PARTS: dict[str, RewardKind] = {  # of `combined`; the others wait for a service, or score batches
-    "code": code.KIND,
-    "exact_match": exact_match.KIND,
-    "format": answer_format.KIND,
-    "instructions": instructions.KIND,
-    "json_schema": json_schema.KIND,
-    "length": length.KIND,
-    "math": mathematics.KIND,
-    "multiple_choice": multiple_choice.KIND,
-    "overlong": overlong.KIND,
-    "reasoning_gym": reasoning_gym.KIND,
-    "regex": regex_match.KIND,
-    "repetition": repetition.KIND,
+_KINDS: Mapping[str, RewardKind] = builtin_kinds(kinds)
+REWARDS: Mapping[str, RewardKind] = {
+    **_KINDS,
+    "combined": combined_kind({name: kind for name, kind in _KINDS.items() if kind.is_part}),
 }
-_ALONE: dict[str, RewardKind] = {"judge": judge.KIND, "reward_model": reward_model.KIND}
-REWARDS: Mapping[str, RewardKind] = _PARTS | _ALONE | {"combined": combined_kind(_PARTS)}
 """Value of ``spec.rewards[].builtin`` → the reward."""
 
 

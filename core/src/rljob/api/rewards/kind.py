@@ -33,7 +33,8 @@ class RewardKind:
     calls ``make`` once, before it listens. ``options``: model of ``config``. ``data``: sources whose rows the reward
     scores; None: all. ``row_check(row, options)`` raises ValueError if the reward cannot score a row; the runner calls
     it for rows before the run. ``summary``: one sentence for the documentation. ``limits_memory``: whether the workers
-    of a built-in reward have a limit of memory by default.
+    of a built-in reward have a limit of memory by default. ``is_part``: whether a built-in reward may be a part of
+    `combined`: it neither waits for a service nor scores batches.
 
     ``make`` and ``row_check`` may be module:attribute of a module that is imported only by the process that needs it.
 
@@ -47,6 +48,7 @@ class RewardKind:
     row_check: str | Callable[[Row, Any], None] | None = None
     summary: str = ""
     limits_memory: bool = True
+    is_part: bool = True
 
     def __post_init__(self) -> None:
         for source in self.data or ():

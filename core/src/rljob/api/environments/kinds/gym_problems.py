@@ -30,6 +30,7 @@ class ReasoningGymOptions(Model):
     """observation after an answer that is not right"""
 
 
+NAME = "reasoning_gym"
 KIND = EnvironmentKind(
     make="rljob.environments.reasoning_gym_problems:ReasoningGymProblems",
     options=ReasoningGymOptions,

@@ -130,6 +130,7 @@ def check_row(row: Row, options: InstructionsOptions) -> None:
     instructions_of(row, options)
 
 
+NAME = "instructions"
 KIND = RewardKind(
     make="rljob.rewards.instructions_reward:InstructionsReward",
     options=InstructionsOptions,

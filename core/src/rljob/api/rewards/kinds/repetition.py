@@ -21,6 +21,7 @@ class RepetitionOptions(Model):
     """share of repeated sequences without punishment"""
 
 
+NAME = "repetition"
 KIND = RewardKind(
     make="rljob.rewards.repetition_reward:RepetitionReward",
     options=RepetitionOptions,

@@ -42,10 +42,12 @@ def check_row(row: Row, options: RewardModelOptions) -> None:
         text_of(row, options.column)
 
 
+NAME = "reward_model"
 KIND = RewardKind(
     make="rljob.rewards.reward_model_reward:RewardModelReward",
     options=RewardModelOptions,
     row_check=check_row,
     summary="an output of a sequence classification model, computed with transformers.",
     limits_memory=False,
+    is_part=False,
 )

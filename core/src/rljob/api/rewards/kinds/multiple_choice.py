@@ -53,6 +53,7 @@ def check_row(row: Row, options: MultipleChoiceOptions) -> None:
     correct_letter(row, options)
 
 
+NAME = "multiple_choice"
 KIND = RewardKind(
     make="rljob.rewards.multiple_choice_reward:MultipleChoiceReward",
     options=MultipleChoiceOptions,

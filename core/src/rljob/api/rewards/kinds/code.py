@@ -136,6 +136,7 @@ def _stdio_test(entry: Any, where: str) -> StdioTest:
     return StdioTest(*texts)
 
 
+NAME = "code"
 KIND = RewardKind(
     make="rljob.rewards.code_reward:CodeReward",
     options=CodeOptions,

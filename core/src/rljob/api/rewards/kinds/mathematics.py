@@ -31,6 +31,7 @@ def check_row(row: Row, options: MathOptions) -> None:
         raise ValueError(f"column {options.column!r} is empty; it must hold the correct answer")
 
 
+NAME = "math"
 KIND = RewardKind(
     make="rljob.rewards.math_reward:MathReward",
     options=MathOptions,

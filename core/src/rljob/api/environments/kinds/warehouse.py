@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rljob.api.environments.environment_kind import EnvironmentKind
-from rljob.api.environments.grid_options import GridOptions, Points
+from rljob.api.environments.kinds.grid_options import GridOptions, Points
 
 
 class SokobanOptions(GridOptions):
@@ -27,6 +27,7 @@ class SokobanOptions(GridOptions):
     """reward of a box that is pushed onto a target; it is subtracted when the box is pushed off"""
 
 
+NAME = "sokoban"
 KIND = EnvironmentKind(
     make="rljob.environments.sokoban:Sokoban",
     options=SokobanOptions,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rljob.api.rewards.kind import RewardKind
 
+NAME = "reasoning_gym"
 KIND = RewardKind(
     make="rljob.rewards.reasoning_gym_reward:ReasoningGymReward",
     data=["reasoningGym"],

@@ -25,6 +25,7 @@ class OverlongOptions(Model):
         return self
 
 
+NAME = "overlong"
 KIND = RewardKind(
     make="rljob.rewards.length_reward:OverlongReward",
     options=OverlongOptions,

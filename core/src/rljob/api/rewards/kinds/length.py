@@ -33,6 +33,7 @@ class LengthOptions(Model):
         return self
 
 
+NAME = "length"
 KIND = RewardKind(
     make="rljob.rewards.length_reward:LengthReward",
     options=LengthOptions,

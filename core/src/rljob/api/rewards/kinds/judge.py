@@ -103,10 +103,12 @@ def check_row(row: Row, options: JudgeOptions) -> None:
         text_of(row, column)
 
 
+NAME = "judge"
 KIND = RewardKind(
     make="rljob.rewards.judge_reward:JudgeReward",
     options=JudgeOptions,
     row_check=check_row,
     summary="the verdict of a language model, from 0 to 1: of a pool of the job, or through an API compatible with "
     "OpenAI's.",
+    is_part=False,
 )

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rljob.api.environments.environment_kind import EnvironmentKind
-from rljob.api.environments.grid_options import GridOptions
+from rljob.api.environments.kinds.grid_options import GridOptions
 
 
 class FrozenLakeOptions(GridOptions):
@@ -21,6 +21,7 @@ class FrozenLakeOptions(GridOptions):
     """whether a step goes in the intended direction with probability 1/3 only, and else to one of its sides"""
 
 
+NAME = "frozen_lake"
 KIND = EnvironmentKind(
     make="rljob.environments.frozen_lake:FrozenLake",
     options=FrozenLakeOptions,

@@ -28,6 +28,7 @@ def check_row(row: Row, options: ExactMatchOptions) -> None:
     text_of(row, options.column)
 
 
+NAME = "exact_match"
 KIND = RewardKind(
     make="rljob.rewards.exact_match_reward:ExactMatchReward",
     options=ExactMatchOptions,

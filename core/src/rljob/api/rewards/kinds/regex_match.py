@@ -57,6 +57,7 @@ def check_row(row: Row, options: RegexOptions) -> None:
     row_pattern(row, options)
 
 
+NAME = "regex"
 KIND = RewardKind(
     make="rljob.rewards.regex_reward:RegexReward",
     options=RegexOptions,

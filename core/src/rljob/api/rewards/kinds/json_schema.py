@@ -73,6 +73,7 @@ def check_row(row: Row, options: JsonSchemaOptions) -> None:
         row_document(row, options.equals)
 
 
+NAME = "json_schema"
 KIND = RewardKind(
     make="rljob.rewards.json_schema_reward:JsonSchemaReward",
     options=JsonSchemaOptions,

@@ -31,6 +31,7 @@ class FormatOptions(Model):
         return tags
 
 
+NAME = "format"
 KIND = RewardKind(
     make="rljob.rewards.format_reward:FormatReward",
     options=FormatOptions,

@@ -1,0 +1,73 @@
+"""CEL rules of the learning algorithm. :mod:`rljob.api.algorithm_checks` has all rules, in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from rljob.api.algorithm_presets import PRESETS, ZERO_FOR_ONE_SAMPLE
+from rljob.api.cel_rule import CelRule
+
+
+def algorithm_rules() -> Iterator[CelRule]:
+    """Yield the rules that depend on one or two fields."""
+    yield CelRule(
+        "spec",
+        "!has(self.algorithm.minibatches) || "
+        "self.algorithm.minibatches <= self.training.promptsPerStep * self.training.samplesPerPrompt",
+        "is more than the samples of a batch; lower it",
+        ".algorithm.minibatches",
+    )
+    filtered = _chosen("groupFilter", {name: fields.get("group_filter", "none") for name, fields in PRESETS.items()})
+    yield CelRule(
+        "spec",
+        f"self.training.samplesPerPrompt > 1 || !({filtered(['nonconstant'])})",
+        "with training.samplesPerPrompt 1 every group is constant and would be rejected; use none, or more samples",
+        ".algorithm.groupFilter",
+    )
+    yield CelRule(
+        "spec",
+        "self.training.samplesPerPrompt > 1 || self.tasks.all(task, !has(task.groupFilter.kind) || "
+        "task.groupFilter.kind != 'nonconstant')",
+        "with training.samplesPerPrompt 1 every group is constant and would be rejected; use none, or more samples",
+        ".tasks",
+    )
+    yield CelRule(
+        "spec.tasks[].groupFilter",
+        "!has(self.minMean) || !has(self.maxMean) || self.minMean <= self.maxMean",
+        "is above maxMean; lower it or raise the other",
+        ".minMean",
+    )
+    advantage = _chosen("advantage", {name: fields["advantage"] for name, fields in PRESETS.items()})
+    yield CelRule(
+        "spec",
+        f"self.training.samplesPerPrompt > 1 || !({advantage([*ZERO_FOR_ONE_SAMPLE])})",
+        "1 makes every advantage 0 with this algorithm, so nothing is learned; set at least 2, or another "
+        "algorithm.advantage",
+        ".training.samplesPerPrompt",
+    )
+    uncorrected = _chosen("correction", {name: fields["correction"] for name, fields in PRESETS.items()})
+    behavior = _chosen("ratio", {name: fields["ratio"] for name, fields in PRESETS.items()})
+    yield CelRule(
+        "spec",
+        f"!({behavior(['behavior'])}) || ({uncorrected(['none'])})",
+        "with ratio behavior the mismatch between engine and trainer is weighted twice; set correction: none, or "
+        "ratio: proximal",
+        ".algorithm.correction",
+    )
+    yield CelRule(
+        "spec.algorithm",
+        "!has(self.dualClip) || self.dualClip == 0.0 || self.dualClip > 1.0",
+        "must be more than 1, or 0 for no bound",
+        ".dualClip",
+    )
+
+
+def _chosen(field: str, of_presets: Mapping[str, str]) -> Callable[[list[str]], str]:
+    """Return a function from values to the expression: the user's own value, or that of the preset, is one of them."""
+
+    def is_one_of(values: list[str]) -> str:
+        presets = [name for name, value in of_presets.items() if value in values]
+        own = f"self.algorithm.{field}"
+        return f"has({own}) ? {own} in {values} : self.algorithm.preset in {presets}"
+
+    return is_one_of

@@ -1,0 +1,1 @@
+"""The built-in environments: one module each, with its NAME in the manifest and its KIND."""
