@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 
 from rljob.api.roles import Rollout
 from rljob.rollout.adapters.load_adapter import load_adapter
-from rljob.rollout.conformance import CHECKS, EngineUnderTest, a_dead_server_is_gone
+from rljob.rollout.conformance import CHECKS, a_dead_server_is_gone
+from rljob.rollout.engine_under_test import EngineUnderTest
 from rljob.rollout.supervisor import EngineProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -32,7 +32,8 @@ from rljob.protocol.messages import (
     WeightFailed,
 )
 from rljob.rollout.adapters.vllm.adapter import VllmAdapter
-from rljob.rollout.conformance import CHECKS, EngineUnderTest, a_dead_server_is_gone
+from rljob.rollout.conformance import CHECKS, a_dead_server_is_gone
+from rljob.rollout.engine_under_test import EngineUnderTest
 from rljob.trainer.weight_sender import WeightTransferError
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]

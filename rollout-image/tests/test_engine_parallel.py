@@ -12,7 +12,8 @@ from served_engine import LONGEST, TOLERANCE, Trainer, ints, running
 from rljob.api.roles import Rollout
 from rljob.protocol.messages import EngineCrashed, VersionSpan, WeightFailed
 from rljob.rollout.adapters.vllm.adapter import VllmAdapter
-from rljob.rollout.conformance import CHECKS, EngineUnderTest, corrupted_weights_generate_no_token
+from rljob.rollout.conformance import CHECKS, corrupted_weights_generate_no_token
+from rljob.rollout.engine_under_test import EngineUnderTest
 from rljob.trainer.weight_sender import WeightTransferError
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]

@@ -21,7 +21,8 @@ from rljob.protocol.environment import SGLANG_PYTHON
 from rljob.protocol.messages import Abort, EngineCrashed, GenerationFailed, VersionSpan, WeightFailed
 from rljob.rollout.adapters.sglang.main import KEY_VARIABLE
 from rljob.rollout.adapters.sglang.sglang_adapter import SglangAdapter
-from rljob.rollout.conformance import CHECKS, EngineUnderTest, a_dead_server_is_gone
+from rljob.rollout.conformance import CHECKS, a_dead_server_is_gone
+from rljob.rollout.engine_under_test import EngineUnderTest
 
 pytestmark = [
     pytest.mark.engine,

@@ -40,7 +40,7 @@ WAITING_PER_SLOT = 16
 """Requests for each of the pool's maxConcurrency slots, one of them in work. With more, a request gets status 429."""
 NO_TOKEN = "this request requires the token that rljob gave to the job's rewards"
 DRAIN_SECONDS = 20 if os.environ.get("RLJOB_INSTANCE") else 1
-"""For requests in work when this process ends; more in a pod, whose requests go on to others."""
+"""For requests in work when this process ends; more in a pod, whose requests other pods take over."""
 
 
 class FrozenEngine:

@@ -55,7 +55,7 @@ def _in_flight(spec: RLJobSpec, pool: Rollout, adapter: Adapter) -> Iterator[str
 
 
 def _stored(spec: RLJobSpec, pool: Rollout, model: Path) -> Iterator[str]:
-    """Check that a frozen pool's model is at hand, if neither the initializer nor a download makes it. The trainer
+    """Check that a frozen pool's model exists, if neither the initializer nor a download makes it. The trainer
     checks the models that it loads."""
     j, entry = next((j, entry) for j, entry in enumerate(spec.models) if entry.name == pool.model)
     if (model.exists() or not made_later(entry.source)) and not (model / "config.json").is_file():

@@ -121,8 +121,8 @@ class EngineProcess:
 
     @property
     def killed(self) -> bool:
-        """Whether someone else has killed the server, and not the kernel for lack of memory: that says nothing about
-        its settings."""
+        """Whether another process has killed the server, and not the kernel for lack of memory. Its settings are not
+        the cause then."""
         return self._process.returncode == -signal.SIGKILL and not self._out_of_memory()
 
     def _out_of_memory(self) -> bool:
