@@ -89,7 +89,7 @@ class TrackingWriter:
     def _close(self) -> None:
         for file in (self._file, self._events):
             if file is not None:
-                with contextlib.suppress(OSError):  # the next write repeats what is lost
+                with contextlib.suppress(OSError):  # the next write repeats it
                     file.close()
         self._file = self._events = None
 

@@ -141,7 +141,7 @@ class TrainerController:
         elif has_just_loaded:
             self._refuse_newer(message)
             if mismatch := self.checkpoints.mismatch(message, version):
-                self.refuse_start(mismatch)  # also of a process that lost its connection before it was told
+                self.refuse_start(mismatch)  # also of a process that lost its connection before the message
         self._run.changed()
 
     def _refuse_newer(self, message: m.RegisterTrainer) -> None:

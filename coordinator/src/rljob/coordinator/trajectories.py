@@ -8,7 +8,6 @@ attempt. The first record of (sample, turn, attempt) counts; later ones are ackn
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -17,9 +16,9 @@ from typing import TypeAlias
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.engines import EngineRecord, Engines
-from rljob.coordinator.trajectory import RunnerLeases, Trajectory, Turn
+from rljob.coordinator.leases import Leases
+from rljob.coordinator.trajectory import Trajectory, Turn
 from rljob.ledger.payload_record import INT32, PayloadRecord
-from rljob.ledger.states import Kind
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
 from rljob.scheduling.dispatch import Request, RequestKey, RequestKind, RequestQueue
@@ -45,21 +44,17 @@ class Trajectories:
         self._ledger = ledger
         self._engines = engines
         self._changed = on_change
-        self._runners: dict[Connection, RunnerLeases] = {}
-        self._unleased: dict[str, Trajectory] = {}
-        self._waiting: dict[Kind, list[tuple[tuple[int, int, int], str]]] = {kind: [] for kind in Kind}
-        """Heaps of (order, sample) of the unleased trajectories, and of some that have been leased or dropped since."""
+        self._leases = Leases(ledger)
         self._claims: dict[RequestKey, EngineRecord] = {}
         """After a restart: requests that run on an engine, but that no runner has repeated yet."""
         self.queue = RequestQueue()
         self.by_sample: dict[str, Trajectory] = {}
         self.generated_tokens = 0
-        self._last_lease = 0
 
     def restore(self, starts: int) -> None:
         """Continue the numbers of leases in the coordinator process number ``starts``: the numbers of each process are
         higher than those of all processes before it."""
-        self._last_lease = starts << 32
+        self._leases.restore(starts)
 
     # --- admission and end of samples ---
 
@@ -67,8 +62,8 @@ class Trajectories:
         """Add admitted samples and lease them."""
         for trajectory in samples:
             self.by_sample[trajectory.sample.id] = trajectory
-            self._await_lease(trajectory)
-        self._lease()
+            self._leases.wait(trajectory)
+        self._leases.assign()
 
     def drop(self, sample_ids: Iterable[str]) -> None:
         """Remove samples that ended, and cancel the work of their runners and engines."""
@@ -77,23 +72,20 @@ class Trajectories:
             trajectory = self.by_sample.pop(sample_id, None)
             if trajectory is None:
                 continue
-            self._unleased.pop(sample_id, None)
+            self._leases.remove(trajectory)
             self._withdraw(trajectory)
             if trajectory.runner is not None:
-                self._runners[trajectory.runner].remove(trajectory)
                 cancelled.setdefault(trajectory.runner, []).append(sample_id)
         for runner, ids in cancelled.items():
             runner.send(m.Cancel(ids))
-        self._lease()
+        self._leases.assign()
 
     def done(self, sample_id: str) -> None:
         """Remove a sample that its runner finished."""
         trajectory = self.by_sample.pop(sample_id)
-        if trajectory.runner is not None:
-            self._runners[trajectory.runner].remove(trajectory)
-        self._unleased.pop(sample_id, None)
+        self._leases.remove(trajectory)
         self._withdraw(trajectory)
-        self._lease()
+        self._leases.assign()
 
     def start_over(self, trajectory: Trajectory) -> None:
         """Discard the generated tokens of a sample and generate it again with current weights (after a new lineage)."""
@@ -102,7 +94,7 @@ class Trajectories:
         self._ledger.discard_generation(trajectory.sample.id, trajectory.attempts)
         trajectory.dispatched = trajectory.recorded_version = trajectory.sample.min_version = None
         trajectory.turns.clear()
-        self._release_lease(trajectory)
+        self._leases.release(trajectory)
 
     def current(self, message: FromLease, runner: Connection) -> Trajectory | None:
         """Return the trajectory that a message of ``runner`` is about; None if it ended, if ``runner`` does not hold
@@ -112,93 +104,23 @@ class Trajectories:
             return None
         if trajectory.attempts == message.attempt:
             return trajectory
-        self._release_lease(trajectory)
+        self._leases.release(trajectory)
         return None
-
-    def _release_lease(self, trajectory: Trajectory) -> None:
-        """Cancel the lease, and lease the sample again."""
-        sample_id = trajectory.sample.id
-        if trajectory.runner is not None:
-            trajectory.runner.send(m.Cancel([sample_id]))
-            self._runners[trajectory.runner].remove(trajectory)
-            trajectory.runner = None
-        self._await_lease(trajectory)
-        self._lease()
 
     # --- runners ---
 
     def register_runner(self, connection: Connection, capacity: int, driving: Mapping[str, int]) -> None:
-        """Register a runner, or register it again.
-
-        Args:
-            connection: connection of the runner.
-            capacity: how many leases it accepts.
-            driving: sample → lease that it already holds. The newest lease of a sample counts: after a restart of the
-                coordinator, runners may report several.
-        """
-        for other in list(self._runners):
-            if other.instance == connection.instance and other is not connection:
-                self._release(other)
-        leases = self._runners.setdefault(connection, RunnerLeases(max(1, capacity)))
-        for sample_id, lease in driving.items():
-            trajectory = self.by_sample.get(sample_id)
-            holder = None if trajectory is None else trajectory.runner
-            held = holder not in (None, connection)
-            if trajectory is None or lease < trajectory.lease or (held and lease == trajectory.lease):
-                connection.send(m.Cancel([sample_id]))
-                continue
-            if held and holder is not None:
-                self._runners[holder].remove(trajectory)
-                holder.send(m.Cancel([sample_id]))
-            trajectory.runner, trajectory.lease, trajectory.since = connection, lease, self._now()
-            leases.add(trajectory)
-            self._unleased.pop(sample_id, None)
-        self._lease()
+        """Register a runner; see :meth:`Leases.register`."""
+        self._leases.register(connection, capacity, driving, self.by_sample)
 
     def lose_runner(self, connection: Connection) -> None:
         """Remove a runner; its leases go to other runners."""
-        self._release(connection)
-        self._lease()
+        self._leases.lose(connection)
 
-    def _release(self, connection: Connection) -> None:
-        leases = self._runners.pop(connection, None)
-        for trajectory in leases.trajectories() if leases is not None else []:
-            trajectory.runner = None
-            self._await_lease(trajectory)
-
-    def _await_lease(self, trajectory: Trajectory) -> None:
-        self._unleased[trajectory.sample.id] = trajectory
-        trajectory.since = self._now()
-        heapq.heappush(self._waiting[trajectory.kind], (trajectory.order, trajectory.sample.id))
-
-    def _lease(self) -> None:
-        """Lease samples without a runner to the runners with the most free capacity, in order of admission. Evaluations
-        have a capacity of their own: the trainer may wait for them."""
-        for kind, waiting in self._waiting.items():
-            self._lease_kind(kind, waiting)
-
-    def _lease_kind(self, kind: Kind, waiting: list[tuple[tuple[int, int, int], str]]) -> None:
-        while waiting:
-            trajectory = self._unleased.get(waiting[0][1])
-            if trajectory is None:
-                heapq.heappop(waiting)
-                continue
-            present = [runner for runner in self._runners if runner.open]
-            runner = max(present, default=None, key=lambda runner: self._runners[runner].free(kind))
-            if runner is None or self._runners[runner].free(kind) <= 0:
-                return
-            _, sample_id = heapq.heappop(waiting)
-            del self._unleased[sample_id]
-            trajectory.runner, trajectory.since = runner, self._now()
-            self._runners[runner].add(trajectory)
-            turns = [turn.tokens(number) for number, turn in sorted(trajectory.turns.items()) if turn.finished]
-            split = "train" if trajectory.version is None else "heldOut"
-            self._last_lease += 1
-            trajectory.lease = self._last_lease
-            lease = m.LeaseTrajectory(
-                sample_id, trajectory.task, trajectory.row, split, turns, trajectory.attempts, trajectory.lease
-            )
-            self._ledger.then(lambda runner=runner, lease=lease: runner.send(lease))  # type: ignore[misc]
+    @property
+    def runners(self) -> list[Connection]:
+        """The connected runners."""
+        return self._leases.runners
 
     # --- generation ---
 
@@ -444,17 +366,12 @@ class Trajectories:
     def _now() -> float:
         return asyncio.get_running_loop().time()
 
-    @property
-    def runners(self) -> list[Connection]:
-        """The connected runners."""
-        return [connection for connection in self._runners if connection.open]
-
     def counts(self) -> dict[str, int]:
         """Return state → number of samples."""
         running = sum(len(engine.requests) for engine in self._engines.by_instance.values())
         return {
-            "unleased": len(self._unleased),
+            "unleased": self._leases.waiting,
             "waiting": len(self.queue),
             "generating": running,
-            "scoring": len(self.by_sample) - len(self._unleased) - len(self.queue) - running,
+            "scoring": len(self.by_sample) - self._leases.waiting - len(self.queue) - running,
         }

@@ -94,27 +94,3 @@ class Trajectory:
         """Return whether turn ``number`` is not finished."""
         turn = self.turns.get(number)
         return turn is None or not turn.finished
-
-
-class RunnerLeases:
-    """The trajectories that a runner holds, in the order of their leases. ``capacity``: of each kind."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._held: dict[Kind, dict[str, Trajectory]] = {kind: {} for kind in Kind}
-
-    def free(self, kind: Kind) -> int:
-        """Return how many more trajectories of a kind the runner takes."""
-        return self._capacity - len(self._held[kind])
-
-    def add(self, trajectory: Trajectory) -> None:
-        """Add a trajectory."""
-        self._held[trajectory.kind][trajectory.sample.id] = trajectory
-
-    def remove(self, trajectory: Trajectory) -> None:
-        """Remove a trajectory."""
-        self._held[trajectory.kind].pop(trajectory.sample.id, None)
-
-    def trajectories(self) -> list[Trajectory]:
-        """Return all trajectories."""
-        return [trajectory for held in self._held.values() for trajectory in held.values()]
