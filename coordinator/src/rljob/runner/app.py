@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from rljob.api.tasks import Task
@@ -50,12 +50,8 @@ async def serve(
         ValueError: a reward or an environment has no address.
     """
     environment, spec = prepared.environment, prepared.environment.job.spec
-    for reward in spec.rewards:
-        if reward.name not in reward_urls:
-            raise ValueError(f"RLJOB_REWARD_URLS: reward {reward.name!r} has no address; add one")
-    for entry in spec.environments:
-        if entry.name not in environment_urls:
-            raise ValueError(f"RLJOB_ENVIRONMENT_URLS: environment {entry.name!r} has no address; add one")
+    _check_addresses("RLJOB_REWARD_URLS: reward", [reward.name for reward in spec.rewards], reward_urls)
+    _check_addresses("RLJOB_ENVIRONMENT_URLS: environment", [e.name for e in spec.environments], environment_urls)
     prompts = PromptCache(prepared.sources, prepared.maker, spec.failure_policy.stall_seconds)
     async with service_session() as session:
         rewards = {
@@ -68,50 +64,68 @@ async def serve(
             )
             for entry in spec.environments
         }
-        length = model_length(spec)
-        evaluated_at = spec.evaluation.temperature if spec.evaluation is not None else None
-        runtimes = {
-            task.name: TaskRuntime(
-                task,
-                prepared.loops[task.name],
-                scorer_of(task, rewards),
-                length,
-                task.sampling.temperature if evaluated_at is None else evaluated_at,
-                spec.failure_policy.stall_seconds,
-                _environment_runtime(prepared, task, environments),
-            )
-            for task in spec.tasks
-        }
         held_out = {name: source.size("heldOut") for name, source in prepared.sources.items()}
         runner = RunnerDriver(
             f"runner-{os.getpid()}-{uuid.uuid4().hex[:8]}",
             lambda register: CoordinatorLink(environment.coordinator, "runner", environment.token, ToRunner, register),
-            runtimes,
+            _task_runtimes(prepared, rewards, environments),
             prompts,
             prepared.codec,
             {name: size for name, size in held_out.items() if size is not None},
         )
-        work = asyncio.create_task(runner.run())
         reachable = [
             asyncio.create_task(rewards[reward.name].wait_until_reachable()) for reward in spec.rewards if reward.url
         ]
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, work.cancel)
         log.info("runner of %s serves %s", environment.job.metadata.name, environment.coordinator)
-        record_ready(True)
         try:
-            with beating():
-                await work
-        except asyncio.CancelledError:
-            log.info("stopping: received a signal")
+            await _run_until_signal(runner)
         finally:
-            record_ready(False)
             runner.close()
             for task in reachable:
                 task.cancel()
             await asyncio.gather(*(client.close() for client in rewards.values()))
             await asyncio.gather(*(client.close() for client in environments.values()))
             prompts.close()
+
+
+def _check_addresses(what: str, names: Iterable[str], urls: Mapping[str, str]) -> None:
+    for name in names:
+        if name not in urls:
+            raise ValueError(f"{what} {name!r} has no address; add one")
+
+
+async def _run_until_signal(runner: RunnerDriver) -> None:
+    work = asyncio.create_task(runner.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+    record_ready(True)
+    try:
+        with beating():
+            await work
+    except asyncio.CancelledError:
+        log.info("stopping: received a signal")
+    finally:
+        record_ready(False)
+
+
+def _task_runtimes(
+    prepared: Prepared, rewards: Mapping[str, RewardClient], environments: Mapping[str, EnvironmentClient]
+) -> dict[str, TaskRuntime]:
+    spec = prepared.environment.job.spec
+    length = model_length(spec)
+    evaluated_at = spec.evaluation.temperature if spec.evaluation is not None else None
+    return {
+        task.name: TaskRuntime(
+            task,
+            prepared.loops[task.name],
+            scorer_of(task, rewards),
+            length,
+            task.sampling.temperature if evaluated_at is None else evaluated_at,
+            spec.failure_policy.stall_seconds,
+            _environment_runtime(prepared, task, environments),
+        )
+        for task in spec.tasks
+    }
 
 
 def _environment_runtime(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -22,13 +23,17 @@ class HedgeDelay:
     """The time after which a request is sent again: 1.5 times the 95th percentile of the last ones."""
 
     def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=OBSERVED)
+        self._seconds: deque[float] = deque()
+        self._ordered: list[float] = []  # the same, ascending
         self._requests = 0
         self._hedged = 0
 
     def observe(self, seconds: float) -> None:
         """Record the time of a request that was answered."""
+        if len(self._seconds) == OBSERVED:
+            del self._ordered[bisect.bisect_left(self._ordered, self._seconds.popleft())]
         self._seconds.append(seconds)
+        bisect.insort(self._ordered, seconds)
         self._requests += 1
 
     @property
@@ -36,8 +41,7 @@ class HedgeDelay:
         """Time after which to send a request again; None: too few requests were observed."""
         if len(self._seconds) < LEAST_OBSERVED:
             return None
-        ordered = sorted(self._seconds)
-        return max(LEAST_SECONDS, FACTOR * ordered[math.ceil((1 - SLOWEST) * len(ordered)) - 1])
+        return max(LEAST_SECONDS, FACTOR * self._ordered[math.ceil((1 - SLOWEST) * len(self._ordered)) - 1])
 
     def take(self) -> bool:
         """Return whether one more request may be hedged, and count it."""
