@@ -347,8 +347,8 @@ def test_the_same_evaluation_has_one_directory_and_another_its_own(run, manifest
 
 def test_top_shows_what_each_component_takes_and_does(launcher):
     agent = ComponentStatus("agent", "main-7f3a", "ready", 1, running=12, waiting=3)
-    figures = [Metric("seconds_training", 41.0), Metric("tokens_per_second", 5000.0)]
-    launcher.answer(status(components=[agent], queues=[Queue("groups_open", 17)], metrics=figures))
+    metrics = [Metric("seconds_training", 41.0), Metric("tokens_per_second", 5000.0)]
+    launcher.answer(status(components=[agent], queues=[Queue("groups_open", 17)], metrics=metrics))
     process = launcher.start()
     launcher.wait_for("run", "Running")
     code, out, err = launcher.rljob("top", launcher.directory)

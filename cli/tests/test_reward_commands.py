@@ -1,4 +1,4 @@
-"""Commands for rewards of a user: which job and reward are checked, and what is refused. e2e/test_docs.py runs them."""
+"""Commands for rewards of a user: which job and reward they check or refuse. e2e/test_docs.py runs them."""
 
 from __future__ import annotations
 

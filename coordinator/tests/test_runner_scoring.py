@@ -423,7 +423,7 @@ async def test_a_sample_that_cannot_be_scored_now_is_asked_again_and_no_other_wa
     def scores(items: list[dict]) -> web.Response:
         later = [item["completion"] == "?" and away for item in items]
         found = [
-            {"sample": item["sample"], "reward": 1.0, "error": "nobody is there" if wait else "", "later": wait}
+            {"sample": item["sample"], "reward": 1.0, "error": "no replica answers" if wait else "", "later": wait}
             for item, wait in zip(items, later, strict=True)
         ]
         return web.json_response({"scores": found})

@@ -223,8 +223,8 @@ async def test_the_speed_of_a_run_that_is_done_is_that_of_the_whole_run(new_worl
     await world.start()
     world.connect_all()
     await world.settle()
-    figures = {metric.name: metric.value for metric in status_of(world.run).metrics}
-    assert figures["tokens_per_second"] == world.run.progress.tokens_per_second(4) > 0
+    metrics = {metric.name: metric.value for metric in status_of(world.run).metrics}
+    assert metrics["tokens_per_second"] == world.run.progress.tokens_per_second(4) > 0
 
 
 async def test_a_step_has_the_same_metrics_in_status_and_metrics_jsonl_also_after_a_restart(

@@ -128,7 +128,7 @@ async def test_a_checkpoint_whose_writer_died_before_it_could_report_it_is_recor
 async def test_a_newer_checkpoint_than_the_ledger_is_refused_while_there_is_another(
     new_world: Any, tmp_path: Path, step: int
 ) -> None:
-    """Somebody has copied it into the run directory."""
+    """A user has copied it into the run directory."""
     world = new_world(job(alpha=1, steps=6), tmp_path)
     await trained(world, 4)
     version = world.run.version

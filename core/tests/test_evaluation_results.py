@@ -1,4 +1,4 @@
-"""pass@k and the other figures of an evaluation."""
+"""pass@k and the other metrics of an evaluation."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The ledger in a directory of its own: what is written where, what is locked, and which moves are refused."""
+"""The ledger in a directory of its own: places of its files, locks, and the moves that are refused."""
 
 from __future__ import annotations
 

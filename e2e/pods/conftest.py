@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.pods.told import told
+from e2e.pods.namespace_report import namespace_report
 from e2e.pods.turns import installing, turn
 from tools.cluster.node import Cluster, chosen, install
 from tools.cluster.node.install import Installation
@@ -18,7 +18,7 @@ TIMEOUT_SECONDS = 300
 START_SECONDS = 900
 """What the first test gets besides, as the cluster is started within it and all images are unpacked, the first time."""
 collect_ignore = [] if os.environ.get("RLJOB_E2E_FULL") else ["full"]
-"""What is too long for every change; `make e2e-full` sets the variable."""
+"""Tests that take too long for every change; `make e2e-full` sets the variable."""
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -72,10 +72,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Let every failure say what was in the test's namespace."""
+    """Add the contents of the test's namespace to the report of a failure."""
     report = yield
     given = getattr(item, "funcargs", {})
     namespace = given["job"].namespace if "job" in given else given.get("namespace")
     if report.failed and report.when in ("setup", "call") and "node" in given and namespace:
-        report.sections.append((f"namespace {namespace}", told(given["node"], namespace)))
+        report.sections.append((f"namespace {namespace}", namespace_report(given["node"], namespace)))
     return report

@@ -159,13 +159,13 @@ class Job:
         found: Object = self.node.api.get(service)
         return found
 
-    def told(self) -> Object:
-        """Return what the coordinator says as soon as it answers."""
+    def run_status(self) -> Object:
+        """Return the coordinator's status as soon as it answers."""
         return self.until(self.live, ANSWER_SECONDS, "the coordinator to answer")
 
     def step(self) -> int:
         """Return how many batches were applied."""
-        return int(self.told()["progress"]["step"])
+        return int(self.run_status()["progress"]["step"])
 
     def ledger(self, query: str) -> list[dict[str, Any]]:
         """Return rows of the run's ledger."""

@@ -1,4 +1,4 @@
-"""Kills the processes of a pod with SIGKILL, as a crash or the kernel does: nobody is told before."""
+"""Kills the processes of a pod with SIGKILL, as a crash or the kernel does: without a notice before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a namespace has to say, for the message of a test that failed: jobs, pods, events, the ends of logs."""
+"""Report of a namespace for the message of a failed test: jobs, pods, events, the ends of logs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ EVENTS = 40
 JOBS = "rljobs.rljob.dev"
 
 
-def told(node: Cluster, namespace: str) -> str:
-    """Return all that may say why something went wrong in a namespace."""
+def namespace_report(node: Cluster, namespace: str) -> str:
+    """Return jobs, pods, events and the ends of logs of a namespace."""
     return "\n".join(_tell(node, namespace))
 
 

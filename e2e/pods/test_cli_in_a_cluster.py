@@ -326,7 +326,7 @@ def test_top_shows_what_each_pod_takes(cli: Cli, waiting: Job) -> None:
 
 
 def test_stop_suspends_followed_logs_end_and_resume_continues_the_run(cli: Cli, waiting: Job) -> None:
-    waiting.told()
+    waiting.run_status()
     command = (sys.executable, "-m", "rljob.cli.main", "logs", WAITING, "coordinator", "-f")
     with cli.process(*command) as following:
         try:

@@ -68,7 +68,7 @@ def continues(job: Job, steps: int = 70) -> None:
 
     Another number of steps makes another coordinator, which takes the run up from its ledger.
     """
-    progress = job.told()["progress"]
+    progress = job.run_status()["progress"]
     if progress["steps"] - progress["step"] < steps:
         wanted = progress["step"] + steps + 30
         job.change(training={"steps": wanted})
@@ -116,7 +116,7 @@ def test_a_killed_trainer_pod_restarts_its_group_from_the_last_checkpoint_and_is
     kill_containers(trainer)
     checkpoint = newest(job, "checkpoints")["step"]
     served = job.ledger(f"SELECT step, samples FROM batches WHERE step >= {checkpoint}")
-    lineage = job.told()["policy"]["lineage"]
+    lineage = job.run_status()["policy"]["lineage"]
     job.until(lambda: job.status()["trainer"]["number"] == 2, 60, "the second attempt")
     (new,) = job.has_pods("trainer", 1, REPLACED_SECONDS)
     assert new["metadata"]["uid"] != trainer["metadata"]["uid"]
@@ -129,7 +129,7 @@ def test_a_killed_trainer_pod_restarts_its_group_from_the_last_checkpoint_and_is
     again = job.ledger(f"SELECT step FROM applied WHERE incarnation > {incarnation} AND step >= {checkpoint}")
     assert steps - {max(steps)} <= {row["step"] for row in again}, "a batch was not replayed"
     assert job.ledger(f"SELECT step, samples FROM batches WHERE step IN ({', '.join(map(str, steps))})") == served
-    assert job.told()["policy"]["lineage"] == lineage, "the same batches gave other weights"
+    assert job.run_status()["policy"]["lineage"] == lineage, "the same batches gave other weights"
     assert job.lives("trainer") == before, "others were touched"
 
 
@@ -205,7 +205,7 @@ def test_rollouts_scale_back_to_one_and_no_prompt_is_lost(job: Job) -> None:
     job.scale(ENGINE, 1)
     job.has_pods(ENGINE, 1, REPLACED_SECONDS)
     assert set(job.lives()) == least, "the engine of the gang is the one that stays"
-    job.until(lambda: not job.status().get("draining"), 30, "nobody to be drained any more")
+    job.until(lambda: not job.status().get("draining"), 30, "the end of the drain")
     job.reaches(job.step() + 2, REPLACED_SECONDS)
     check_prompts(job)
 
@@ -227,7 +227,7 @@ def test_it_reaches_its_accuracy_frees_its_gpu_roles_at_once_and_its_audit_is_cl
     job.until(lambda: job.condition("Complete")[0] == "True", 600, "the job to be complete")
     job.until(lambda: not any(job.pods(role) for role in GPU_ROLES), 10, "trainer and engines to be gone")
     job.has_reason("Complete", "Succeeded", 1)
-    live = job.told()
+    live = job.run_status()
     assert live["state"] == "Succeeded" and live["progress"]["step"] == live["progress"]["steps"]
     before, after = live["evaluations"][0]["accuracy"], live["evaluations"][-1]["accuracy"]
     assert live["evaluations"][-1]["version"] == live["progress"]["step"]

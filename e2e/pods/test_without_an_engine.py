@@ -1,4 +1,4 @@
-"""What a job says and does in a cluster when no engine runs: what is missing, what is taken, how it ends and goes."""
+"""A job in a cluster without a running engine: conditions, resources, completion and deletion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.cluster.client import Object
 from tools.cluster.node import Cluster
 
 SOON = 30.0
-"""What is wrong is to be said within so many seconds."""
+"""Maximum seconds until a condition reports a problem."""
 START_SECONDS = 90.0
 
 pytestmark = pytest.mark.timeout(180)
@@ -91,7 +91,7 @@ def test_a_node_drain_ends_and_the_job_continues_when_there_is_a_node_again(node
     job.all_up(START_SECONDS)
     assert not {uid for uid, _ in before.values()} & {uid for uid, _ in job.lives().values()}
     trainer = job.status()["trainer"]
-    assert trainer["number"] == 2 and trainer.get("charged", 0) == 0, "a drain is nobody's fault"
+    assert trainer["number"] == 2 and trainer.get("charged", 0) == 0, "a drain is not charged"
 
 
 def test_deleting_the_rljob_removes_all_but_its_claim(node: Cluster, namespace: str) -> None:

@@ -1,4 +1,4 @@
-"""What is refused when an RLJob is written: exactly what the condition InvalidSpec would say, and nothing more."""
+"""Admission refuses exactly the RLJobs that would have the condition InvalidSpec, with the same sentences."""
 
 import copy
 from types import MappingProxyType

@@ -68,7 +68,7 @@ async def test_an_operator_that_lost_its_lease_ends_the_process_with_an_error(tm
 
 
 async def test_an_operator_that_is_stopped_ends_without_an_error(tmp_path, monkeypatch):
-    running = service(tmp_path, lambda: pytest.fail("nobody stopped it"))
+    running = service(tmp_path, lambda: pytest.fail("it was not stopped"))
 
     async def runs(stop):
         await stop.wait()

@@ -11,14 +11,7 @@ KEPT_DEPLOYMENTS = ["sums-reward-exact", "sums-rollout-main", "sums-runner"]
 
 @pytest.fixture
 def world():
-    made = World()
-    made.run_up()
-    made.scale(POOL, 4)
-    made.settle()
-    made.make_pods()
-    made.ready()
-    made.settle()
-    return made
+    return World.with_elastic_engines(POOL)
 
 
 def replicas(world, name="sums-rollout-main-elastic"):

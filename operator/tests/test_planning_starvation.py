@@ -30,13 +30,7 @@ def engines(world, load):
 @pytest.fixture
 def world():
     """Two elastic engines are ready; the trainer has died, and its next attempt finds no accelerator."""
-    made = World()
-    made.run_up()
-    made.scale(POOL, 4)
-    made.settle()
-    made.make_pods()
-    made.ready()
-    made.settle()
+    made = World.with_elastic_engines(POOL)
     engines(made, 7)
     made.exit("trainer", 1)
     made.fail_job()

@@ -41,7 +41,7 @@ CLUSTER = Cluster()
 
 
 def put(struct: Any, **fields: Any) -> None:
-    """Change what is frozen for everybody but a cluster."""
+    """Change fields that only a cluster's operator allows to change."""
     for name, value in fields.items():
         force_setattr(struct, name, value)
 
@@ -147,6 +147,18 @@ class World:
             if before == after and not made.events:
                 return made
         raise AssertionError(f"does not settle: {made}")
+
+    @classmethod
+    def with_elastic_engines(cls, role: str) -> World:
+        """Return a running job whose pool has two elastic engines beside its minimum of two; all are ready."""
+        world = cls()
+        world.run_up()
+        world.scale(role, 4)
+        world.settle()
+        world.make_pods()
+        world.ready()
+        world.settle()
+        return world
 
     def run_up(self) -> None:
         """Have everything made, ready and running."""

@@ -155,13 +155,13 @@ def test_a_pool_that_the_service_does_not_know_is_an_error_at_the_start(monkeypa
 
 
 def absent(**_: object) -> float:
-    raise Unavailable("nobody is there")
+    raise Unavailable("no replica answers")
 
 
 async def test_the_service_asks_the_runner_to_come_again_for_the_samples_that_it_cannot_score_now() -> None:
     def scorer(completion: str) -> float:
         if completion == "3":
-            raise Unavailable("nobody is there")
+            raise Unavailable("no replica answers")
         return 0.5
 
     pool = Pool(RewardEvaluator(scorer, "mine"), "mine", processes=1, timeout_seconds=10)
@@ -174,10 +174,10 @@ async def test_the_service_asks_the_runner_to_come_again_for_the_samples_that_it
         ("s0", 0.5, False),
         ("s1", 0, True),
     ]
-    assert scores[1]["error"] == "reward mine cannot score now: nobody is there"
+    assert scores[1]["error"] == "reward mine cannot score now: no replica answers"
 
 
 def test_a_sample_that_cannot_be_scored_now_has_no_score_yet() -> None:
     scores: list[Score] = []
     RewardEvaluator(absent, "mine").score_all([ScoreItem(**ITEM)], scores.append)
-    assert scores[0].later and scores[0].error == "reward mine cannot score now: nobody is there"
+    assert scores[0].later and scores[0].error == "reward mine cannot score now: no replica answers"

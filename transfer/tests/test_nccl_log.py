@@ -1,4 +1,4 @@
-"""The transport that NCCL chose is read from its log. The lines are those of NCCL's source; no GPU was at hand."""
+"""The transport that NCCL chose is read from its log. The lines are those of NCCL's source; the tests have no GPU."""
 
 import os
 

@@ -216,7 +216,7 @@ def test_no_second_member_has_the_rank_of_the_first(form):
         assert sorted(group.listener._members) == [1]
 
 
-@pytest.mark.parametrize("phase", ["nobody joined", "a worker waits for another"])
+@pytest.mark.parametrize("phase", ["no worker joined", "a worker waits for another"])
 def test_closing_a_group_ends_the_joining_of_its_members_at_once(form, phase):
     group = form(workers=2, seconds=1000.0).host()
     if phase == "a worker waits for another":

@@ -54,7 +54,7 @@ def test_a_taint_that_evicts_every_pod_costs_time_and_no_restart(node: Cluster, 
         node.kubectl("taint", "node", name, f"{TAINT}-")
     job.reaches(step + 2, SECONDS)
     assert not set(before.values()) & set(job.lives().values())
-    assert job.status()["trainer"].get("charged", 0) == 0, "an eviction is nobody's fault"
+    assert job.status()["trainer"].get("charged", 0) == 0, "an eviction is not charged"
     complete(job)
 
 

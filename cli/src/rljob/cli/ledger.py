@@ -333,7 +333,7 @@ def _number(value: float | None) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return a text of the model on one line; backslashes are doubled, so that it can be told from escapes."""
+    """Return a text of the model on one line; backslashes are doubled, so that it differs from escapes."""
     return escape_line(text.replace("\\", "\\\\"))
 
 

@@ -97,18 +97,18 @@ def memory_by_role(job: RLJob, gpus: Sequence[Gpu]) -> tuple[int, int]:
 
 
 def memory_plan(job: RLJob, storage: Path, gpus: Sequence[Gpu]) -> list[str]:
-    """Return the memory plan of a resolved job's trainer as text; empty if the model's config.json is not at hand."""
+    """Return the memory plan of a resolved job's trainer as text; empty if the model has no config.json here."""
     return describe_plan(job.spec, _shapes(job, storage), memory_by_role(job, gpus)[0])
 
 
 def _parameters_of(names: Sequence[str], job: RLJob, storage: Path) -> int:
-    """Return the parameters of several models, as far as their files are at hand."""
+    """Return the parameters of several models, as far as their files exist here."""
     paths = [_model_directory(model.source, storage) for model in job.spec.models if model.name in names]
     return sum(count_parameters(path) for path in paths if path is not None)
 
 
 def _shapes(job: RLJob, storage: Path) -> dict[str, ModelShape]:
-    """Return the numbers of the models whose config.json is at hand, by name."""
+    """Return the numbers of the models whose config.json exists here, by name."""
     paths = {model.name: _model_directory(model.source, storage) for model in job.spec.models}
     found = {name: shape_of(path) for name, path in paths.items() if path is not None}
     return {name: shape for name, shape in found.items() if shape is not None}

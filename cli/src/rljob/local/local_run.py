@@ -263,16 +263,16 @@ class LocalRun:
             place, self._job.metadata.name, True, state, message, status, components, seconds, detail, note
         )
 
-    def _tell(self, subject: str, event: str, **figures: Any) -> None:
+    def _tell(self, subject: str, event: str, **details: Any) -> None:
         """Record an event of a component; show a restart on the screen, with the last line of the log. Of restarts on a
         full disk, which repeat until there is room, only the first is shown."""
-        if event == "restarting" and figures["code"] > 0:
-            figures["cause"] = processes.last_line(processes.log_path(self._directory.path, subject))
-        self._directory.tell(subject, event, **figures)
+        if event == "restarting" and details["code"] > 0:
+            details["cause"] = processes.last_line(processes.log_path(self._directory.path, subject))
+        self._directory.tell(subject, event, **details)
         if event == "restarting":
-            before, now = self._last_exits.get(subject), processes.describe_restart(figures)
+            before, now = self._last_exits.get(subject), processes.describe_restart(details)
             self._last_exits[subject] = now
-            if now != before or "full" not in figures:
+            if now != before or "full" not in details:
                 self._screen.note(f"{subject} {now}; restarting it")
 
     def _note_engines(self, status: RunStatus) -> None:

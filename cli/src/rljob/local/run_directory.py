@@ -208,10 +208,10 @@ class RunDirectory:
         except OSError:
             return time.time()
 
-    def tell(self, subject: str, event: str, **figures: Any) -> None:
+    def tell(self, subject: str, event: str, **details: Any) -> None:
         """Append to events.jsonl: one object with unix time, subject (a component, or run) and event. Lost on a full
         disk."""
-        what = {"time": round(time.time(), 3), "subject": subject, "event": event, **figures}
+        what = {"time": round(time.time(), 3), "subject": subject, "event": event, **details}
         line = json.dumps(what).encode() + b"\n"
         with (self.path / "events.jsonl").open("ab", buffering=0) as file:
             end = file.tell()

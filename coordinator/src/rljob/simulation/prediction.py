@@ -25,7 +25,7 @@ def predict(job: RLJob, speeds: Speeds, devices: int, steps: int) -> list[SplitP
     """Return the predictions of all simulated splits, by number of engines.
 
     Args:
-        job: resolved; see :func:`simulated_job` for what is left out.
+        job: resolved; see :func:`simulated_job` for the parts that are left out.
         speeds: of engines and trainer.
         devices: GPUs (on CPU: processes) of training and rollout together.
         steps: simulated optimizer steps that count, after :func:`warm_up_steps` others.

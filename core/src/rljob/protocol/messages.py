@@ -1,4 +1,4 @@
-"""Messages between the parts: one WebSocket each from agents, runners and trainer rank 0 to the coordinator.
+"""Messages between the processes: one WebSocket each from agents, runners and trainer rank 0 to the coordinator.
 
 A frame is a msgpack list of messages, at most ``MAX_FRAME_BYTES`` long. Arrays are raw little-endian bytes: token ids
 int32, log-probabilities float32 (natural logarithm). Everything a sender must not lose is sent again after a
@@ -6,8 +6,8 @@ reconnect until it is acknowledged; every receiver takes repetitions.
 
 ``sample`` names one (prompt, member): ``g17.3`` is member 3 of the 17th training group, ``e20.17.0`` member 0 of row
 17 of the evaluation at policy version 20. ``attempt`` counts fresh sampling streams: of a request (RequestId) those of
-its turn; of a lease and what its runner says about it those that were thrown away before it. ``lease`` is the number
-of a lease, unique in the run and growing: what another lease's holder says of a sample does not count.
+its turn; of a lease and of the messages of its runner those that were discarded before it. ``lease`` is the number
+of a lease, unique in the run and growing: messages of the holder of another lease do not count.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Generate(Message):
 
 
 class Abort(Message):
-    """Stop these; each ends as a Completion with finish ``abort`` unless ``discard``, then nothing more is said."""
+    """Stop these; each ends as a Completion with finish ``abort``, or, with ``discard``, without a message."""
 
     request_ids: list[RequestId]
     discard: bool

@@ -100,7 +100,7 @@ def per_batch(function: Callable[[AdvantageInputs], Floats]) -> Estimator:
 
 @dataclass(frozen=True)
 class Scalars:
-    """What is known of a batch before its tokens are fetched; the same on all ranks."""
+    """The scalars of a batch, known before its tokens are fetched; the same on all ranks."""
 
     rewards_N: Floats
     lengths_N: NDArray[np.int64]  # the model's tokens
