@@ -107,7 +107,7 @@ async def test_a_peer_that_starts_no_handshake_is_closed_at_the_deadline(made):
 async def test_connections_are_counted_before_their_handshake(made):
     async with serving(made, connections=2) as server:
         peers = [asyncio.create_task(closed(server)) for _ in range(4)]
-        done, waiting = await asyncio.wait(peers, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+        done, waiting = await asyncio.wait(peers, timeout=60, return_when=asyncio.FIRST_COMPLETED)
         while server.open_connections.refused[TOO_MANY] < 2:
             await asyncio.sleep(0)
         assert len(server.open_connections) == 2 and done

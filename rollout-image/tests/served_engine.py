@@ -180,7 +180,7 @@ async def running(path, coordinator, trainer, text):
         yield run
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(120)
         await coordinator.stop()
         sys.stderr.write((path / "agent.log").read_text()[-20000:])  # shown when a test fails
     assert process.returncode == 0

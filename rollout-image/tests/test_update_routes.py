@@ -240,7 +240,7 @@ async def test_scores_do_not_wait_for_an_update():
     engine.slow = {"pause"}
     update = Agent(routes, engine, UPDATE, order())
     await until(lambda: "pause" in engine.steps)
-    _, done = await asyncio.wait_for(Agent(routes, engine, UPDATE, {"score": [[1, 2]]}).answer(), 1.0)
+    _, done = await asyncio.wait_for(Agent(routes, engine, UPDATE, {"score": [[1, 2]]}).answer(), 60.0)
     assert done["scores"] == [[-2.0]]
     engine.go.set()
     await update.answer()
