@@ -29,7 +29,8 @@ from rljob.api.model_shape import ModelShape
 from rljob.api.models import RLJob
 from rljob.cli.options import default_directory
 from rljob.coordinator import serve
-from rljob.coordinator.run import Run, settings_of
+from rljob.coordinator.run import Run
+from rljob.coordinator.scheduler_settings import scheduler_settings
 from rljob.environments import environment_service
 from rljob.environments.episode import Calls, Episode
 from rljob.ledger.writer import LedgerWriter
@@ -182,7 +183,7 @@ def deadline_error(job: RLJob, storage: Path) -> Any:
 
 def scheduled(job: RLJob, storage: Path) -> Any:
     """Return the scheduler's settings."""
-    return settings_of(job.spec)
+    return scheduler_settings(job.spec)
 
 
 @contextlib.contextmanager

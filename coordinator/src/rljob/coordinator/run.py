@@ -18,12 +18,12 @@ from typing import Any
 
 from rljob.api.job_status import MOST_WARNINGS
 from rljob.api.models import RLJobSpec
-from rljob.api.tasks import TaskGroupFilter
 from rljob.coordinator.draining import Draining
 from rljob.coordinator.engines import EngineRecord, Engines
 from rljob.coordinator.evaluations import Evaluations
 from rljob.coordinator.progress import RunHistory
 from rljob.coordinator.sample_outcomes import SampleOutcomes
+from rljob.coordinator.scheduler_settings import scheduler_settings
 from rljob.coordinator.trainer_control import TrainerController
 from rljob.coordinator.trajectories import Trajectories
 from rljob.coordinator.trajectory import Trajectory
@@ -34,36 +34,14 @@ from rljob.ledger.step_metrics import step_metrics
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
 from rljob.scheduling.dispatch import RequestKind
-from rljob.scheduling.filters import GroupFilter
 from rljob.scheduling.groups import REJECTED, Ended, Group
 from rljob.scheduling.mixture import Mixture
-from rljob.scheduling.scheduler import Scheduler, Settings
+from rljob.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
 LOST_SECONDS = 2.0
 """Time for a disconnected engine to reconnect with the version under evaluation."""
-
-
-def settings_of(spec: RLJobSpec) -> Settings:
-    """Return the scheduling settings of the manifest."""
-    return Settings(
-        steps=spec.training.steps,
-        groups_per_batch=spec.training.prompts_per_step,
-        samples_per_group=spec.training.samples_per_prompt,
-        max_staleness=spec.training.max_staleness,
-        redundant_groups=spec.scheduling.redundancy.groups,
-        redundant_members=spec.scheduling.redundancy.members,
-        regenerate=spec.scheduling.on_deadline == "regenerate",
-        filters={task.name: _filter_of(task.group_filter) for task in spec.tasks},
-        seed=spec.seed,
-    )
-
-
-def _filter_of(settings: TaskGroupFilter) -> GroupFilter:
-    bounds = {"min_mean": settings.min_mean, "max_mean": settings.max_mean}
-    given = {name: bound for name, bound in bounds.items() if bound is not None}
-    return GroupFilter(settings.kind == "nonconstant", **given)
 
 
 class Run:
@@ -79,7 +57,7 @@ class Run:
         self.spec = spec
         self.ledger = ledger
         self.engines = Engines()
-        self.scheduler = Scheduler(settings_of(spec), Mixture({task.name: task.weight for task in spec.tasks}))
+        self.scheduler = Scheduler(scheduler_settings(spec), Mixture({task.name: task.weight for task in spec.tasks}))
         self.trajectories = Trajectories(spec, ledger, self.engines, self.changed)
         session = TrainerSession()
         self.weights = WeightPublisher(spec, ledger, self.engines, session, self)

@@ -26,9 +26,7 @@ def rules() -> Iterator[CelRule]:
 
 
 def _spec() -> Iterator[CelRule]:
-    evaluated = "has(self.evaluation)"
-    dedicated = f"{evaluated} && self.evaluation.engines == 'dedicated'"
-    purpose = "self.rollouts.exists(pool, pool.model == 'policy' && pool.purpose == '{}')"
+    """Yield the rules between parts of the spec."""
     yield CelRule(
         "spec",
         "self.models.exists(model, model.name == 'policy')",
@@ -59,6 +57,23 @@ def _spec() -> Iterator[CelRule]:
     yield from builtin_reward_rules()
     yield CelRule(
         "spec",
+        "self.tasks.all(task, self.rollouts.all(pool, pool.model != 'policy' || "
+        "task.sampling.maxTokens < pool.maxModelLength))",
+        "a task's sampling.maxTokens leaves no room for a prompt in a pool's maxModelLength; lower it or raise the "
+        "other",
+        ".tasks",
+    )
+    yield from _evaluation()
+    yield from algorithm_rules()
+
+
+def _evaluation() -> Iterator[CelRule]:
+    """Yield the rules for the evaluation and for the purposes of pools."""
+    evaluated = "has(self.evaluation)"
+    dedicated = f"{evaluated} && self.evaluation.engines == 'dedicated'"
+    purpose = "self.rollouts.exists(pool, pool.model == 'policy' && pool.purpose == '{}')"
+    yield CelRule(
+        "spec",
         f"!{evaluated} || !has(self.evaluation.tasks) || "
         "self.evaluation.tasks.all(name, self.tasks.exists(task, task.name == name))",
         "one of these tasks is not defined; name one of tasks",
@@ -84,14 +99,6 @@ def _spec() -> Iterator[CelRule]:
     )
     yield CelRule(
         "spec",
-        "self.tasks.all(task, self.rollouts.all(pool, pool.model != 'policy' || "
-        "task.sampling.maxTokens < pool.maxModelLength))",
-        "a task's sampling.maxTokens leaves no room for a prompt in a pool's maxModelLength; lower it or raise the "
-        "other",
-        ".tasks",
-    )
-    yield CelRule(
-        "spec",
         purpose.format("training"),
         "no pool is for training; set purpose: training in one of them",
         ".rollouts",
@@ -108,7 +115,6 @@ def _spec() -> Iterator[CelRule]:
         "evaluation.engines is not dedicated; set evaluation.engines: dedicated, or purpose: training",
         ".rollouts",
     )
-    yield from algorithm_rules()
 
 
 def _services() -> Iterator[CelRule]:
