@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from rljob.api.builtin import Builtin
 
@@ -31,7 +32,7 @@ class AlgorithmFunction(Builtin):
     follows_rewards: bool = False
 
 
-Functions = Mapping[str, AlgorithmFunction]
+Functions: TypeAlias = Mapping[str, AlgorithmFunction]
 
 _ADVANTAGES, _OBJECTIVES = "rljob.trainer.algorithms.advantages", "rljob.trainer.algorithms.objectives"
 _CORRECTIONS, _AGGREGATION = "rljob.trainer.algorithms.corrections", "rljob.trainer.algorithms.aggregation"
