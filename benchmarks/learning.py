@@ -34,7 +34,8 @@ from benchmarks.learning_plot import plot_curves
 from benchmarks.learning_training import MINIBATCHES, PROBLEMS, STEPS, change, learn, make_model
 from benchmarks.report import report, target
 from rljob.api.algorithm import Algorithm
-from rljob.api.algorithm_presets import FUNCTIONS, POLICY, PRESETS, fill, frozen_models
+from rljob.api.algorithm_functions import FUNCTIONS
+from rljob.api.algorithm_presets import POLICY, PRESETS, fill, frozen_models
 from rljob.api.load import load
 
 TIMEOUT_SECONDS = 12 * 3600.0

@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from rljob.api.cel_rules import CelRule, rules
+from rljob.api.cel_rule import CelRule
+from rljob.api.cel_rules import rules
 from rljob.api.explain import FieldDoc, fields
 from rljob.api.immutable import immutability
 from rljob.api.job_status import RLJobStatus

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rljob.api.cel_rules import CelRule, escaped
+from rljob.api.cel_rule import CelRule, escaped
 from rljob.api.diff import differences, format_value
 from rljob.api.field_metadata import Fields, field_at, manifest_fields
 from rljob.api.models import RLJob

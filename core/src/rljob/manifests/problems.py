@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rljob.api.algorithm_presets import FUNCTIONS
+from rljob.api.algorithm_functions import FUNCTIONS
 from rljob.api.engine_registry import image_of
 from rljob.api.model_address import is_remote
 from rljob.api.models import RLJob
