@@ -67,6 +67,13 @@ _ACTING = (
     "spec.tasks[0].data={seeds: {}}",
     "spec.tasks[0].reward=null",
 )
+_SCALED = (
+    ("a reward", "rewards[0]", ()),
+    ("an environment", "environments[0]", _ACTING),
+    ("a pool", "rollouts[0]", ()),
+    ("the runner", "runner", ()),
+)
+"""What may be scaled: words, its field, and what it needs."""
 _TEMPLATE = "{spec: {containers: [{name: main, image: mine}]}}"
 
 GOOD = [
@@ -795,6 +802,42 @@ FIELDS = [
         "max engines below min",
         ("spec.rollouts[0].replicas={min: 3, max: 2}",),
         "is less than min",
+    ),
+    Case(
+        "no pods of a service at most",
+        ("spec.rewards[0].replicas.min=0",),
+        "required with min 0; set the most pods that the service may have",
+    ),
+    Case(
+        "no pods of an environment at most",
+        (*_ACTING, "spec.environments[0].replicas.min=0"),
+        "required with min 0; set the most pods that the service may have",
+    ),
+    Case("no runner", ("spec.runner.replicas={min: 0, max: 2}",), "must be at least 1", "to 1", SCHEMA),
+    *(
+        Case(
+            f"{what} without Prometheus for KEDA",
+            (*needs, f"spec.{field}.autoscaling.provider=keda"),
+            "required by provider keda; give the address of Prometheus in keda.serverAddress",
+        )
+        for what, field, needs in _SCALED
+    ),
+    *(
+        Case(
+            f"{what} with settings of KEDA for nothing",
+            (*needs, f"spec.{field}.autoscaling.keda.serverAddress=http://p"),
+            "only provider keda reads it; remove it, or set provider: keda",
+        )
+        for what, field, needs in _SCALED
+    ),
+    Case(
+        "KEDA without a query for a frozen pool",
+        (
+            'spec.models=[{"name": "policy", "source": "job://model"}, {"name": "judge", "source": "job://judge"}]',
+            "spec.rollouts=[{name: main}, {name: j, model: judge, "
+            "autoscaling: {provider: keda, keda: {serverAddress: 'http://p'}}}]",
+        ),
+        "required, rljob knows no load of a frozen pool; give a query",
     ),
     Case("max runners below min", ("spec.runner.replicas={min: 3, max: 2}",), "is less than min"),
     Case("max reward pods below min", ("spec.rewards[0].replicas={min: 2, max: 1}",), "is less than min"),

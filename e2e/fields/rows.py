@@ -36,10 +36,12 @@ class Refused:
 @dataclass(frozen=True)
 class Changed:
     """With ``value``, the field has the outcome that its metadata states: the value is not supported yet and rejected,
-    or `rljob run` warns that the field has no effect on one machine. ``given`` is set before and after."""
+    or `rljob run` warns that the field has no effect on one machine. ``given`` is set before and after; ``also`` is
+    required by the value and set only after."""
 
     value: Any
     given: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
 
 Outcome = Shows | Refused | Changed
@@ -108,6 +110,20 @@ TWO_REWARDS = given(
     ]
 )
 ADDED = ('spec.tasks[0].moreRewards=[{"name": "near", "weight": 2}]',)
+
+PROMETHEUS = {"provider": "keda", "keda": {"serverAddress": "http://prometheus"}}
+KEDA_REWARD = given(
+    rewards=[{"name": "exact", "builtin": "reasoning_gym", "replicas": {"max": 2}, "autoscaling": PROMETHEUS}]
+)
+KEDA_LAKE = given(
+    environments=[{"name": "lake", "builtin": "frozen_lake", "replicas": {"max": 2}, "autoscaling": PROMETHEUS}]
+)
+KEDA_POOL = given(rollouts=[{"name": "main", "replicas": {"max": 2}, "autoscaling": PROMETHEUS}])
+KEDA_RUNNER = given(runner={"replicas": {"max": 2}, "autoscaling": PROMETHEUS})
+WITHOUT_KEDA = {
+    field: (f"spec.{field}{'' if field == 'runner' else '[0]'}.autoscaling.keda=null",)
+    for field in ("rewards", "environments", "rollouts", "runner")
+}
 
 KUBERNETES = {"metadata.namespace", "metadata.labels", "metadata.annotations"}
 """Fields that rljob does not read: the API server stores the object by them."""
@@ -261,6 +277,12 @@ ROWS: dict[str, Outcome] = {
     "spec.rewards.template": Shows(c.commands, POD),
     "spec.rewards.replicas.min": Changed(2),
     "spec.rewards.replicas.max": Changed(2),
+    "spec.rewards.autoscaling.provider": Changed("none", KEDA_REWARD, also=WITHOUT_KEDA["rewards"]),
+    "spec.rewards.autoscaling.targetInFlight": Changed(3, KEDA_REWARD),
+    "spec.rewards.autoscaling.scaleOutSeconds": Changed(3, KEDA_REWARD),
+    "spec.rewards.autoscaling.scaleInSeconds": Changed(3, KEDA_REWARD),
+    "spec.rewards.autoscaling.keda.serverAddress": Changed("http://other", KEDA_REWARD),
+    "spec.rewards.autoscaling.keda.query": Changed("sum(up)", KEDA_REWARD),
     "spec.rewards.processes": Shows(c.served, 2),
     "spec.rewards.timeoutSeconds": Shows(c.served, 20),
     "spec.rewards.egress.policy": Changed("Listed"),
@@ -287,6 +309,12 @@ ROWS: dict[str, Outcome] = {
     "spec.environments.egress.to.cidr": Changed("10.0.0.0/8", LAKE_LISTED),
     "spec.environments.replicas.min": Changed(2, LAKE),
     "spec.environments.replicas.max": Changed(2, LAKE),
+    "spec.environments.autoscaling.provider": Changed("none", KEDA_LAKE, also=WITHOUT_KEDA["environments"]),
+    "spec.environments.autoscaling.targetInFlight": Changed(3, KEDA_LAKE),
+    "spec.environments.autoscaling.scaleOutSeconds": Changed(3, KEDA_LAKE),
+    "spec.environments.autoscaling.scaleInSeconds": Changed(3, KEDA_LAKE),
+    "spec.environments.autoscaling.keda.serverAddress": Changed("http://other", KEDA_LAKE),
+    "spec.environments.autoscaling.keda.query": Changed("sum(up)", KEDA_LAKE),
     "spec.trainer.backend": Shows(c.planned, "megatron"),
     "spec.trainer.parallelism.replicate": Shows(c.planned, 2, given(trainer__processesPerNode=2)),
     "spec.trainer.parallelism.tensor": Shows(c.misfits, 5, MEGATRON),
@@ -353,6 +381,11 @@ ROWS: dict[str, Outcome] = {
     "spec.rollouts.template": Shows(c.commands, POD),
     "spec.rollouts.replicas.min": Shows(c.commands, 2),
     "spec.rollouts.replicas.max": Changed(2),
+    "spec.rollouts.autoscaling.provider": Changed("none", KEDA_POOL, also=WITHOUT_KEDA["rollouts"]),
+    "spec.rollouts.autoscaling.scaleOutSeconds": Changed(3, KEDA_POOL),
+    "spec.rollouts.autoscaling.scaleInSeconds": Changed(3, KEDA_POOL),
+    "spec.rollouts.autoscaling.keda.serverAddress": Changed("http://other", KEDA_POOL),
+    "spec.rollouts.autoscaling.keda.query": Changed("sum(up)", KEDA_POOL),
     "spec.rollouts.maxConcurrency": Shows(c.launched, 8),
     "spec.rollouts.maxModelLength": Shows(c.launched, 512),
     "spec.rollouts.dtype": Shows(c.launched, "bfloat16"),
@@ -360,6 +393,12 @@ ROWS: dict[str, Outcome] = {
     "spec.rollouts.args": Shows(c.launched, ["--seed=1"]),
     "spec.runner.replicas.min": Shows(c.commands, 2),
     "spec.runner.replicas.max": Changed(2),
+    "spec.runner.autoscaling.provider": Changed("none", KEDA_RUNNER, also=WITHOUT_KEDA["runner"]),
+    "spec.runner.autoscaling.targetInFlight": Changed(3, KEDA_RUNNER),
+    "spec.runner.autoscaling.scaleOutSeconds": Changed(3, KEDA_RUNNER),
+    "spec.runner.autoscaling.scaleInSeconds": Changed(3, KEDA_RUNNER),
+    "spec.runner.autoscaling.keda.serverAddress": Changed("http://other", KEDA_RUNNER),
+    "spec.runner.autoscaling.keda.query": Changed("sum(up)", KEDA_RUNNER),
     "spec.runner.template": Shows(c.commands, POD),
     "spec.coordinator.template": Shows(c.commands, POD),
     "spec.weightSync.transport": Shows(c.published, "nccl"),

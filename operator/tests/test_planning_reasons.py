@@ -29,6 +29,8 @@ FROZEN = {
     "PodsNotReady",
     "RunFailed",
     "Running",
+    "ScaledIn",
+    "ScaledOut",
     "Starting",
     "Succeeded",
     "Suspended",

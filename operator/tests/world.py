@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 from msgspec.structs import force_setattr
@@ -108,9 +109,9 @@ class World:
             claim_in_use=self.claim_in_use,
         )
 
-    def decide(self, status: RLJobStatus | None = None) -> Plan:
-        """Return a plan without doing it."""
-        return plan(self.observe(status), CLUSTER, self._rendering)
+    def decide(self, status: RLJobStatus | None = None, **observed: Any) -> Plan:
+        """Return a plan without doing it; ``observed`` replaces what is seen."""
+        return plan(replace(self.observe(status), **observed), CLUSTER, self._rendering)
 
     def plan(self) -> Plan:
         """Decide once and do what was decided."""

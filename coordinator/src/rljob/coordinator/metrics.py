@@ -87,6 +87,10 @@ class RunCollector:
             family = groups if name.startswith("groups_") else samples
             family.add_metric([name.removeprefix("groups_")], value)
         yield from (samples, groups)
+        loads = GaugeMetricFamily("rljob_role_load", "Load of a role, for autoscaling", labels=["role"])
+        for each in [] if run.over else run.loads.all():
+            loads.add_metric([each.role], each.load)
+        yield loads
         for name, value in run.progress.summary().items():
             yield GaugeMetricFamily(gauge_name(name), f"{name} of the last step", value=value)
         accuracy = GaugeMetricFamily("rljob_accuracy", "Held-out accuracy, newest evaluation", labels=["task"])

@@ -22,6 +22,7 @@ from rljob.coordinator.draining import Draining
 from rljob.coordinator.engines import EngineRecord, Engines
 from rljob.coordinator.evaluations import Evaluations
 from rljob.coordinator.progress import RunHistory
+from rljob.coordinator.role_loads import RoleLoads
 from rljob.coordinator.sample_outcomes import SampleOutcomes
 from rljob.coordinator.scheduler_settings import scheduler_settings
 from rljob.coordinator.trainer_control import TrainerController
@@ -66,6 +67,7 @@ class Run:
         self.draining = Draining(self.engines, self.trajectories, self.changed)
         self.outcomes = SampleOutcomes(self)
         self.progress = RunHistory(clock)
+        self.loads = RoleLoads(self)
         self.held_out: Mapping[str, int] | None = None  # task → rows; from runners
         self.ends: Counter[str] = Counter()  # end → training samples, since the start of the run
         self.last_failure = ""  # reason of the last training sample that failed by itself
@@ -210,6 +212,7 @@ class Run:
         session = self.trainer.session
         watches.set("training", session.busy == "Train")
         watches.set("trainer_waiting", session.connection is not None and not session.busy)
+        self.loads.update()
 
     def _finish(self) -> None:
         steps = self.spec.training.steps

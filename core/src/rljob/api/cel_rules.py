@@ -146,6 +146,31 @@ def _services() -> Iterator[CelRule]:
             "is less than min; raise it or lower the other",
             ".max",
         )
+        yield CelRule(
+            f"spec.{owner}.autoscaling",
+            "self.provider != 'keda' || has(self.keda)",
+            "required by provider keda; give the address of Prometheus in keda.serverAddress",
+            ".keda",
+        )
+        yield CelRule(
+            f"spec.{owner}.autoscaling",
+            "self.provider == 'keda' || !has(self.keda)",
+            "only provider keda reads it; remove it, or set provider: keda",
+            ".keda",
+        )
+    for owner in ("rewards[]", "environments[]"):
+        yield CelRule(
+            f"spec.{owner}.replicas",
+            "self.min > 0 || has(self.max)",
+            "required with min 0; set the most pods that the service may have",
+            ".max",
+        )
+    yield CelRule(
+        "spec.rollouts[]",
+        "self.model == 'policy' || !has(self.autoscaling.keda) || has(self.autoscaling.keda.query)",
+        "required, rljob knows no load of a frozen pool; give a query",
+        ".autoscaling.keda.query",
+    )
     for owner in ("initializer", "rewards[]", "environments[]", "trainer", "rollouts[]", "runner", "coordinator"):
         yield CelRule(
             f"spec.{owner}.template.spec",

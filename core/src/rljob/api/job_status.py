@@ -21,7 +21,7 @@ Count = Annotated[int, Field(ge=0)]
 METRIC_NAME_LENGTH = 63
 LONGEST_REASON = 500
 """Characters of the reason of a failed sample."""
-MOST_ENTRIES = {"queues": 64, "metrics": 64, "engines": 1024}
+MOST_ENTRIES = {"queues": 64, "metrics": 64, "engines": 1024, "loads": 256}
 """Maximum of some lists of `run`."""
 MOST_EVALUATIONS = 64
 """Maximum in `run`, which remains after the coordinator is deleted: half the first, half the newest."""
@@ -184,6 +184,17 @@ class EngineStatus(StatusPart):
 
 
 @dataclass
+class RoleLoad(StatusPart):
+    """The load of a role that can be scaled."""
+
+    role: Annotated[str, Field(max_length=63)]
+    """Name of the role: runner, rollout-POOL, reward-NAME, environment-NAME."""
+    load: Annotated[float, Field(ge=0)]
+    """Samples that wait for a score of the reward, episodes of the environment, open samples of the runner, engines
+    that the pool needs."""
+
+
+@dataclass
 class PassRate(StatusPart):
     """pass@k: the probability that at least one of k answers to a problem passes, as a mean over the problems."""
 
@@ -268,6 +279,8 @@ class RunState(StatusPart):
     """Current metrics."""
     engines: Annotated[list[EngineStatus], Field(max_length=MOST_ENTRIES["engines"])] = field(default_factory=list)
     """Connected engines."""
+    loads: Annotated[list[RoleLoad], Field(max_length=MOST_ENTRIES["loads"])] = field(default_factory=list)
+    """Load of the roles, for autoscaling."""
     evaluations: Annotated[list[EvaluationResult], Field(max_length=MOST_EVALUATIONS)] = field(default_factory=list)
     """Evaluation results: the first and the newest."""
     warnings: Annotated[list[Text], Field(max_length=MOST_WARNINGS)] = field(default_factory=list)

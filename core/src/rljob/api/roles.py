@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from rljob.api.autoscaling import Autoscaling, LoadAutoscaling, Replicas, ServiceReplicas
 from rljob.api.base import Collectives, Model, Name, Quantity, Text, Url
 from rljob.api.builtin import summaries
 from rljob.api.engine_registry import engine_docs
@@ -21,18 +22,8 @@ NETWORK = "all processes use the network of this machine"
 BUILTIN_MEMORY = 1 << 30
 ONE_PROCESS = "one process is started; set processes for more workers in it"
 ONE_SERVICE = "one process is started"
-
-
-class Replicas(Model):
-    """Number of replicas of a role."""
-
-    min: Annotated[int, Field(ge=1, le=1024), FieldMeta(reader="objects")] = 1
-    """Minimum, and initial number."""
-    max: Annotated[
-        Annotated[int, Field(ge=1, le=1024)] | None,
-        FieldMeta(reader="objects", local="min processes are started"),
-    ] = None
-    """Maximum that `kubectl scale` and autoscalers may set. Default: `min`."""
+IN_FLIGHT_PER_PROCESS, EPISODES_PER_POD, SAMPLES_PER_RUNNER = 8, 256, 1024
+"""Defaults of `autoscaling.targetInFlight`: of a reward for each of its processes, of an environment, of the runner."""
 
 
 class LocalCommand(Model):
@@ -63,8 +54,10 @@ class Reward(Model):
     named `main`."""
     local: LocalCommand | None = None
     """How `rljob run` starts a service of your own."""
-    replicas: Annotated[Replicas, FieldMeta(local=ONE_PROCESS)] = Replicas()
+    replicas: Annotated[ServiceReplicas, FieldMeta(local=ONE_PROCESS)] = ServiceReplicas()
     """Pods of the service."""
+    autoscaling: LoadAutoscaling = LoadAutoscaling()
+    """What changes the number of pods. The load is the number of samples that wait for a score."""
     processes: Annotated[int, Field(ge=1, le=256)] = 1
     """Worker processes per pod that score samples."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
@@ -79,6 +72,11 @@ class Reward(Model):
     not_scored_reward: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
     """Reward of a sample that could not be scored, whatever the reason; its metric `not_scored` is 1. Default: such a
     sample ends as failed, and its group is replaced."""
+
+    @property
+    def target_in_flight(self) -> int:
+        """Samples in flight per pod."""
+        return self.autoscaling.target_in_flight or IN_FLIGHT_PER_PROCESS * self.processes
 
     @property
     def worker_memory(self) -> int | None:
@@ -116,8 +114,11 @@ class Environment(Model):
     """As in `rewards`."""
     local: LocalCommand | None = None
     """As in `rewards`."""
-    replicas: Annotated[Replicas, FieldMeta(local=ONE_SERVICE)] = Replicas()
+    replicas: Annotated[ServiceReplicas, FieldMeta(local=ONE_SERVICE)] = ServiceReplicas()
     """Pods of the service. An episode stays on the pod where it began."""
+    autoscaling: LoadAutoscaling = LoadAutoscaling()
+    """What changes the number of pods. The load is the number of episodes. `builtin` removes pods only while there are
+    none, because a pod takes its episodes with it."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
     """Time limit for a reset or a step. After this time it is cancelled, and the sample counts as failed."""
     egress: Annotated[Egress | None, FieldMeta(reader="objects", local=NO_POLICIES)] = None
@@ -127,6 +128,11 @@ class Environment(Model):
     idle_seconds: Annotated[float, Field(ge=1, le=604_800)] = 3600.0
     """A session without requests for this long is removed. It must be longer than an answer of the model takes, pauses
     for weight updates and evaluations included."""
+
+    @property
+    def target_in_flight(self) -> int:
+        """Episodes per pod."""
+        return self.autoscaling.target_in_flight or EPISODES_PER_POD
 
     @property
     def served_by_rljob(self) -> bool:
@@ -296,6 +302,9 @@ class Rollout(Model):
     """Use of the pool. `evaluation` needs `evaluation.engines: dedicated`."""
     replicas: Replicas = Replicas()
     """Engines of the pool."""
+    autoscaling: Autoscaling = Autoscaling()
+    """What changes the number of engines. The pool grows while training waits for samples, and shrinks while engines
+    are idle. rljob knows no load of a frozen pool."""
     max_concurrency: Annotated[int, Field(ge=1, le=65_536)] = 256
     """Maximum of concurrent requests per engine."""
     max_model_length: Annotated[int, Field(ge=2, le=16_777_216)] = 4096
@@ -323,8 +332,15 @@ class Runner(Model):
 
     replicas: Replicas = Replicas()
     """Processes; in a cluster pods."""
+    autoscaling: LoadAutoscaling = LoadAutoscaling()
+    """What changes the number of pods. The load is the number of open samples."""
     template: PodTemplate | None = None
     """Kubernetes PodTemplateSpec, merged over the pods that rljob creates."""
+
+    @property
+    def target_in_flight(self) -> int:
+        """Open samples per pod."""
+        return self.autoscaling.target_in_flight or SAMPLES_PER_RUNNER
 
 
 class Coordinator(Model):

@@ -15,6 +15,7 @@ from rljob.api.kubernetes import GPUS
 from rljob.api.model_address import HUB_FORM, S3_FORM, parse_address
 from rljob.api.optimizer_checks import optimizer_problems
 from rljob.api.pod_models import MAIN
+from rljob.api.replica_checks import replica_problems
 from rljob.api.rewards import REWARDS, RewardKind
 from rljob.api.tasks import SOURCES
 from rljob.api.templates import columns_of
@@ -45,7 +46,7 @@ def problems(spec: RLJobSpec) -> Iterator[str]:
     yield from _parallelism(spec.trainer)
     yield from backend_problems(spec.trainer)
     yield from _storage(spec)
-    yield from _replicas(spec)
+    yield from replica_problems(spec)
     yield from _network(spec)
     yield from _fabric(spec)
 
@@ -312,16 +313,6 @@ def _storage(spec: RLJobSpec) -> Iterator[str]:
                 yield f"storage.claim: {name} is given too; a storage has one of {name}, claim"
     if spec.downloads.claim is not None and spec.downloads.empty_dir:
         yield "downloads.emptyDir: claim is given too; downloads have one of claim, emptyDir"
-
-
-def _replicas(spec: RLJobSpec) -> Iterator[str]:
-    found = {f"rewards[{i}]": reward.replicas for i, reward in enumerate(spec.rewards)}
-    found |= {f"environments[{i}]": environment.replicas for i, environment in enumerate(spec.environments)}
-    found |= {f"rollouts[{i}]": pool.replicas for i, pool in enumerate(spec.rollouts)}
-    found["runner"] = spec.runner.replicas
-    for path, replicas in found.items():
-        if replicas.max is not None and replicas.max < replicas.min:
-            yield f"{path}.replicas.max: {replicas.max} is less than min, {replicas.min}; raise it or lower the other"
 
 
 def _network(spec: RLJobSpec) -> Iterator[str]:

@@ -20,6 +20,8 @@ class Resource:
     kind: str
     pods: bool = False
     """Whether the kind is a workload: a controller creates pods for it."""
+    optional: bool = False
+    """Whether a cluster may lack the kind, because another project installs it."""
 
     @property
     def api_version(self) -> str:

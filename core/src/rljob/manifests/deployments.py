@@ -11,15 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rljob.api.autoscaling import Replicas
 from rljob.api.engine_registry import image_of
 from rljob.api.pod_models import PORT, PORT_NAME
-from rljob.api.roles import Environment, Replicas, Reward, Rollout
+from rljob.api.roles import Environment, Reward, Rollout
 from rljob.manifests.coordinator import RESOURCES
 from rljob.manifests.hashes import of_pods
 from rljob.manifests.inputs import Object
 from rljob.manifests.names import role_name
 from rljob.manifests.pods import PodSettings, file_probes, http_probes, pod_template, service_url, socket_probes
 from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
+from rljob.manifests.replica_scale import scale
 from rljob.manifests.resources import ELASTIC, GANG, gang_affinity, lost_node_tolerations, resources, tier_label
 
 PROGRESS_DEADLINE_SECONDS = 3600
@@ -71,15 +73,6 @@ def deployment(
     return ctx.object(role, "Deployment", name, {"spec": spec}, api="apps/v1", labels=extra_labels)
 
 
-def scale(ctx: RenderContext, role: RoleKey, replicas: Replicas) -> list[Object]:
-    """Return the RLJobScale of a role with max > min. Its replicas are an initial value that autoscalers change."""
-    if replicas.max is None or replicas.max <= replicas.min:
-        return []
-    body = {"spec": {"job": ctx.job.metadata.name, "role": role.name, "replicas": replicas.min}}
-    api = ctx.job.api_version
-    return [ctx.object(role, "RLJobScale", ctx.name(role.name), body, api=api)]
-
-
 def disruption_budget(ctx: RenderContext, role: RoleKey, min_available: int | None = None) -> Object:
     """Return a PodDisruptionBudget with maxUnavailable 1: a drain evicts one pod at a time.
 
@@ -110,7 +103,7 @@ def service(ctx: RenderContext, kind: ServiceKind, entry: Reward | Environment) 
         headless,
         deployment(ctx, role, name, replicas, pod_template(ctx, _service_pod(ctx, role, kind, entry))),
         disruption_budget(ctx, role),
-        *scale(ctx, role, entry.replicas),
+        *scale(ctx, role, entry.replicas, entry.autoscaling, entry.target_in_flight),
     )
     return RenderedRole(role.name, role.kind, role.hash, objects, desired=replicas)
 
@@ -179,7 +172,7 @@ def runner(ctx: RenderContext) -> RenderedRole:
     )
     objects = (
         deployment(ctx, role, ctx.name(role.name), replicas, pod_template(ctx, pod)),
-        *scale(ctx, role, spec.runner.replicas),
+        *scale(ctx, role, spec.runner.replicas, spec.runner.autoscaling, spec.runner.target_in_flight),
     )
     return RenderedRole(role.name, role.kind, role.hash, objects, desired=replicas)
 
@@ -194,7 +187,7 @@ def rollout(ctx: RenderContext, pool: Rollout) -> RenderedRole:
         objects.append(_pool_deployment(ctx, role, pool, ELASTIC, total - minimum))
     if pool.frozen:
         objects.insert(0, _service_of(ctx, role, ctx.name(role.name)))
-    objects += [disruption_budget(ctx, role), *scale(ctx, role, pool.replicas)]
+    objects += [disruption_budget(ctx, role), *scale(ctx, role, pool.replicas, pool.autoscaling, target=1)]
     return RenderedRole(role.name, role.kind, role.hash, tuple(objects), desired=total)
 
 

@@ -19,6 +19,7 @@ from rljob.api.job_status import (
     EngineStatus,
     EvaluationResult,
     Metric,
+    RoleLoad,
     RunState,
     StatusPart,
 )
@@ -62,6 +63,7 @@ class RunStatus(RunState):
     message: str = ""
     metrics: list[Metric] = field(default_factory=list)
     engines: list[EngineStatus] = field(default_factory=list)
+    loads: list[RoleLoad] = field(default_factory=list)
     evaluations: list[EvaluationResult] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     history: list[HistoryPoint] = field(default_factory=list)

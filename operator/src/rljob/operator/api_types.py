@@ -90,8 +90,10 @@ class Pod(_Camel, frozen=True):
 
 
 class Child(msgspec.Struct, frozen=True):
-    """An object of a job that is not a pod. ``body``: the whole object without managedFields."""
+    """An object of a job that is not a pod. ``body``: the whole object without managedFields. ``scaled_by``: the field
+    manager, other than the operator, that owns the replicas of an RLJobScale."""
 
     kind: str
     metadata: Meta
     body: dict[str, Any]
+    scaled_by: str = ""

@@ -14,7 +14,8 @@ import msgspec
 
 from rljob.manifests.names import JOB
 from rljob.operator.api_types import Child, Meta, Pod
-from rljob.operator.object_kinds import RLJOBS, Resource
+from rljob.operator.object_kinds import RLJOBS, SCALE, Resource
+from rljob.operator.ownership import foreign_scaler
 from rljob.operator.plan import Key
 
 REMEMBERED_REMOVALS = 10_000
@@ -76,8 +77,9 @@ def child_reader(kind: str) -> Callable[[bytes | msgspec.Raw], Child]:
 
     def read(raw: bytes | msgspec.Raw) -> Child:
         body: dict[str, Any] = msgspec.json.decode(raw)
-        body["metadata"].pop("managedFields", None)
-        return Child(kind, msgspec.convert(body["metadata"], Meta), body)
+        managers = body["metadata"].pop("managedFields", None)
+        scaled_by = foreign_scaler(managers or ()) if kind == SCALE else ""
+        return Child(kind, msgspec.convert(body["metadata"], Meta), body, scaled_by)
 
     return read
 

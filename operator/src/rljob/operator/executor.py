@@ -26,7 +26,7 @@ from rljob.operator import drift
 from rljob.operator.api_types import Child, Meta
 from rljob.operator.informers import Caches
 from rljob.operator.job_memo import ChildError, JobMemo, fingerprint
-from rljob.operator.object_kinds import BY_KIND, PODS, SECRETS, Resource
+from rljob.operator.object_kinds import AUTOSCALER, BY_KIND, PODS, SCALE, SECRETS, Resource
 from rljob.operator.operator_client import OperatorClient
 from rljob.operator.ownership import applied_fields, foreign_sentence, is_ours
 from rljob.operator.plan import INITIALIZER, POD_DELETION_COST, Plan, Ref
@@ -40,8 +40,6 @@ MAX_CONCURRENT_REQUESTS = 8
 """Concurrent requests for one job."""
 DELETION_REFUSED = "it cannot be deleted: "
 """Prefix of the message for a child whose deletion is refused."""
-SCALE = "RLJobScale"
-"""Its replicas are set by the operator at creation only; afterwards they belong to autoscalers and users."""
 SCALED = ("Deployment", "StatefulSet")
 
 
@@ -115,6 +113,7 @@ class Executor:
             await _all(lambda each: self._ensure(meta, memo, each), group)
             if before != memo.reported():
                 return True  # the planner may not want the next stage without the missing objects
+        await _all(lambda wanted: self._autoscale(meta, *wanted), plan.scales.items())
         return False
 
     def _memo(self, meta: Meta) -> JobMemo:
@@ -176,6 +175,10 @@ class Executor:
             memo.child_errors.pop(ref, None)
         except REFUSALS as error:
             memo.note_error(ref, error.message, self._clock(), foreign=False)
+        except NotFoundError:
+            if not BY_KIND[ref[0]].optional:
+                raise
+            memo.note_error(ref, f"the cluster has no type {ref[0]}; install its project", self._clock(), foreign=False)
 
     async def _create(self, meta: Meta, memo: JobMemo, rendered: Object) -> Child | None:
         """Create an object, or read it if it exists; return it, or None if it is foreign."""
@@ -253,6 +256,27 @@ class Executor:
         patch = {"metadata": {"uid": live.metadata.uid}, "spec": {"replicas": replicas}}
         raw = await self._client.merge_patch(BY_KIND[live.kind], meta.namespace, live.metadata.name, patch)
         return self._cache_child(live.kind, raw)
+
+    async def _autoscale(self, meta: Meta, role: str, replicas: int) -> None:
+        """Write a decision of the built-in autoscaler, as a field manager of its own.
+
+        Raises:
+            ConflictError: the RLJobScale has changed since the decision. Something else may own its replicas now.
+        """
+        scales = self._caches.children[SCALE].of_job((meta.namespace, meta.name)).values()
+        live = next((each for each in scales if each.metadata.labels.get(ROLE) == role), None)
+        if live is None or live.metadata.deletion_timestamp is not None:
+            return
+        resource, name = BY_KIND[SCALE], live.metadata.name
+        metadata = {"name": name, "namespace": meta.namespace, "uid": live.metadata.uid}
+        metadata["resourceVersion"] = live.metadata.resource_version
+        body = {
+            "apiVersion": resource.api_version,
+            "kind": SCALE,
+            "metadata": metadata,
+            "spec": {"replicas": replicas},
+        }
+        self._cache_child(SCALE, await self._client.apply(resource, meta.namespace, name, body, manager=AUTOSCALER))
 
     async def _apply_status(self, meta: Meta, rendered: Object, live: Child) -> Child:
         """Write the status of an RLJobScale, if the plan has a status and the current one differs."""

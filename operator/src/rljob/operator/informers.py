@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from rljob.kube.errors import ApiError, GoneError, NotFoundError
+from rljob.kube.errors import ApiError, ForbiddenError, GoneError, NotFoundError
 from rljob.kube.watch import WatchEvent, decode_event
 from rljob.manifests.names import JOB
 from rljob.operator.api_types import Child, Pod
@@ -36,6 +36,8 @@ RESYNC_SECONDS = 60.0
 """Interval between two lists of RLJobs."""
 WATCH_SECONDS = (240, 300)
 """Range of timeoutSeconds of watches; random, so that not all end together."""
+TYPE_SECONDS = 30.0
+"""Interval between two looks for a type that another project installs."""
 
 
 class TypesInstalledError(Exception):
@@ -199,6 +201,8 @@ class Reflector:
         backoff = Backoff()
         while True:
             began = time.monotonic()
+            if self._cache.resource.optional:
+                await self._wait_for_type()
             try:
                 await self._list_and_watch()
                 reason = "ended"
@@ -217,6 +221,21 @@ class Reflector:
             if time.monotonic() - began > LAST_SECONDS:
                 backoff.reset()
             await backoff.wait()
+
+    async def _wait_for_type(self) -> None:
+        """Return when a type of another project exists. Until then there are no objects of it, and the operator may
+        work. Without the right to list them it waits too."""
+        while True:
+            try:
+                await self._client.list(self._cache.resource, self._namespace, limit=1)
+            except (NotFoundError, ForbiddenError):
+                self.synced.set()
+                self.last_event_at = time.monotonic()
+                await asyncio.sleep(TYPE_SECONDS)
+            except ApiError:
+                return  # the watch reports it
+            else:
+                return
 
     async def _list_and_watch(self) -> None:
         if not self._version:

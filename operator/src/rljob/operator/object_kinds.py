@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from rljob.kube.resource_kinds import PODS, RLJOBS, Resource
 
-__all__ = ["BY_KIND", "CHILDREN", "CLAIM", "EVENTS", "FIELD_MANAGER", "LEASES", "PODS", "RLJOBS", "SECRETS", "Resource"]
+__all__ = [
+    "AUTOSCALER",
+    "BY_KIND",
+    "CHILDREN",
+    "CLAIM",
+    "EVENTS",
+    "FIELD_MANAGER",
+    "LEASES",
+    "PODS",
+    "RLJOBS",
+    "SCALE",
+    "SECRETS",
+    "Resource",
+]
 
 FIELD_MANAGER = "rljob-operator"
+AUTOSCALER = "rljob-autoscaler"
+"""Field manager of the built-in autoscaler. It owns `spec.replicas` of RLJobScales."""
 
 SECRETS = Resource("", "v1", "secrets", "Secret")
 EVENTS = Resource("", "v1", "events", "Event")
@@ -25,8 +40,11 @@ CHILDREN = (
     Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"),
     Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"),
     Resource("rljob.dev", "v1alpha1", "rljobscales", "RLJobScale"),
+    Resource("keda.sh", "v1alpha1", "scaledobjects", "ScaledObject", optional=True),
 )
 """Kinds of a job's objects besides its pods and its Secret."""
 
 CLAIM = "PersistentVolumeClaim"
+SCALE = "RLJobScale"
+"""Its replicas are set by the operator at creation only; afterwards they belong to autoscalers and users."""
 BY_KIND = {resource.kind: resource for resource in CHILDREN}

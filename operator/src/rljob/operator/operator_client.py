@@ -100,10 +100,16 @@ class OperatorClient:
         return await self._request("update", "PUT", resource, namespace, name, query=query, body=body)
 
     async def apply(
-        self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any], subresource: str = ""
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        body: Mapping[str, Any],
+        subresource: str = "",
+        manager: str = FIELD_MANAGER,
     ) -> bytes:
         """Server-side apply with force; return the object. A uid in ``body`` must be the uid of the object."""
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        query = {"fieldManager": manager, "force": "true"}
         return await self._request("apply", "PATCH", resource, namespace, name, subresource, query, body, APPLY_PATCH)
 
     async def merge_patch(

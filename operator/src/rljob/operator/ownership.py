@@ -7,7 +7,7 @@ from typing import Any
 
 from rljob.manifests.names import JOB
 from rljob.operator.api_types import Meta
-from rljob.operator.object_kinds import CLAIM, FIELD_MANAGER
+from rljob.operator.object_kinds import AUTOSCALER, CLAIM, FIELD_MANAGER
 
 
 def is_ours(job: Meta, kind: str, meta: Meta) -> bool:
@@ -45,6 +45,15 @@ def applied_fields(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
         _merge(fields, entry.get("fieldsV1", {}))
     others = [dict(entry) for entry in entries if entry not in own]
     return [*others, {**own[0], "operation": "Apply", "fieldsV1": fields}]
+
+
+def foreign_scaler(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return the field manager, other than the operator and its autoscaler, that owns spec.replicas; empty: none."""
+    for entry in entries:
+        owns = "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
+        if owns and entry.get("manager") not in (FIELD_MANAGER, AUTOSCALER):
+            return str(entry.get("manager") or "something else")
+    return ""
 
 
 def _is_own_entry(entry: Mapping[str, Any], operation: str) -> bool:

@@ -10,6 +10,7 @@ from rljob.api.job_status import RLJobStatus
 from rljob.api.models import RLJob
 from rljob.manifests.inputs import Object
 from rljob.operator.api_types import Child, Meta, Pod
+from rljob.operator.scale_policy import LoadPoint, ScalePolicy
 
 COORDINATOR, INITIALIZER, TRAINER = "coordinator", "initializer", "trainer"
 """Roles."""
@@ -49,6 +50,12 @@ class Observed:
     warnings: Mapping[str, str] = field(default_factory=dict)
     """uid of a stalled pod or child → the message of its newest warning event. A claim named by spec.storage.claim has
     the key of :func:`rljob.operator.planning.pod_diagnosis.key_of_claim`."""
+    scale_owners: Mapping[str, str] = field(default_factory=dict)
+    """Role → what, other than the operator, owns the replicas of its RLJobScale; roles without such an owner may be
+    missing."""
+    loads: Mapping[str, Sequence[LoadPoint]] = field(default_factory=dict)
+    """Role → its loads since the last change of its replicas, oldest first, of roles that the built-in autoscaler
+    scales."""
     claim_in_use: str = ""
     """Message if another job uses the claim, so that no pod may be started; always empty for a job with pods."""
 
@@ -65,8 +72,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Plan:
-    """Writes in this order: status if ``record_first``, deletions, pod_costs, check of ``needed``, desired, status,
-    events."""
+    """Writes in this order: status if ``record_first``, deletions, pod_costs, check of ``needed``, desired,
+    scales, status, events."""
 
     needed: Sequence[Ref] = ()
     """Objects of a job without pods that do not exist yet: the executor checks that no foreign object has their names
@@ -78,6 +85,10 @@ class Plan:
     """Child and its uid; background propagation. A pod is on a lost node, and is deleted without its kubelet."""
     pod_costs: Mapping[str, int] = field(default_factory=dict)
     """Pod name → controller.kubernetes.io/pod-deletion-cost, to be set before replicas are lowered."""
+    scales: Mapping[str, int] = field(default_factory=dict)
+    """Role → replicas that the built-in autoscaler writes to its RLJobScale, after all other writes of objects."""
+    autoscaled: Mapping[str, ScalePolicy] = field(default_factory=dict)
+    """Role → policy of the roles whose load is sampled."""
     status: RLJobStatus | None = None
     """The status except ``run``; None: another controller manages the RLJob (managedBy)."""
     record_first: bool = False

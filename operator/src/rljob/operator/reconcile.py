@@ -21,9 +21,10 @@ from rljob.operator.api_types import Child, Meta
 from rljob.operator.cache import CachedJob
 from rljob.operator.decoded_jobs import DecodedJobs, Manifest
 from rljob.operator.drift import replicas_of
-from rljob.operator.executor import SCALE, Executor
+from rljob.operator.executor import Executor
 from rljob.operator.informers import Caches
-from rljob.operator.object_kinds import RLJOBS
+from rljob.operator.load_sampler import LoadSampler
+from rljob.operator.object_kinds import RLJOBS, SCALE
 from rljob.operator.operator_client import OperatorClient
 from rljob.operator.ownership import foreign_sentence, is_ours
 from rljob.operator.plan import Key, Observed, Plan, Ref
@@ -78,11 +79,12 @@ class Reconciler:
         cluster: Cluster,
         planner: Planner,
         recorder: Recorder,
+        sampler: LoadSampler,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client, self._caches, self._cluster, self._planner = client, caches, cluster, planner
-        self._recorder = recorder
+        self._recorder, self._sampler = recorder, sampler
         self._wall, self._clock = wall, clock
         self._jobs = DecodedJobs()
         self._executor = Executor(client, caches)
@@ -110,6 +112,7 @@ class Reconciler:
         stalled_objects = stalled(observed.pods, observed.children, observed.now, named or "")
         warnings = await self._warning_events.of(cached.metadata.namespace, stalled_objects)
         plan = self._planner(replace(observed, warnings=warnings), self._cluster)
+        self._sampler.register(key, cached.metadata.uid, plan.autoscaled, observed.scales)
         if plan.status is None:
             return NOTHING
         try:
@@ -122,7 +125,7 @@ class Reconciler:
                 await self._delete_job(cached.metadata)
             elif not plan.record_first:
                 delay = self._status_delay(cached.metadata, plan, status)
-                if delay:
+                if delay and not plan.scales:  # a scaling has events
                     return Result("done", delay)
                 await self._write_status(cached.metadata, plan, status)
                 self._record_events(cached.metadata, plan)
@@ -151,6 +154,7 @@ class Reconciler:
                 else:
                     foreign[kind, name] = foreign_sentence(meta, kind, child.metadata)
         child_errors = self._executor.child_errors(meta)
+        scales = _scales(children)
         return Observed(
             metadata=meta,
             job=manifest.job,
@@ -163,7 +167,9 @@ class Reconciler:
                 for pod in self._caches.pods.of_job(key).values()
                 if pod.metadata.creation_timestamp >= meta.creation_timestamp
             ],
-            scales=_scales(children),
+            scales=scales,
+            scale_owners=_scale_owners(children),
+            loads=self._sampler.loads(meta.uid, scales),
             foreign={
                 **foreign,
                 **{ref: child_error.message for ref, child_error in child_errors.items() if child_error.foreign},
@@ -240,6 +246,7 @@ class Reconciler:
             self._jobs.forget(uid)
             self._executor.forget(uid)
             self._planner.forget(uid)
+            self._sampler.forget(uid)
         if cached is not None:
             self._uids[key] = cached.metadata.uid
 
@@ -261,3 +268,9 @@ def _scales(children: dict[Ref, Child]) -> dict[str, int]:
         if replicas is not None:
             scales[child.metadata.labels.get(ROLE, "")] = replicas
     return scales
+
+
+def _scale_owners(children: dict[Ref, Child]) -> dict[str, str]:
+    """Return role → what, other than the operator, owns the replicas of its RLJobScale."""
+    scales = (child for (kind, _), child in children.items() if kind == SCALE)
+    return {child.metadata.labels.get(ROLE, ""): child.scaled_by for child in scales if child.scaled_by}

@@ -23,6 +23,7 @@ from rljob.operator.admission_server import AdmissionServer
 from rljob.operator.config import OperatorSettings, Start
 from rljob.operator.informers import Caches
 from rljob.operator.lease import Lease
+from rljob.operator.load_sampler import LoadSampler
 from rljob.operator.metrics import Metrics
 from rljob.operator.metrics_server import build_app, serving
 from rljob.operator.object_kinds import FIELD_MANAGER
@@ -89,8 +90,9 @@ class Operator:
             metrics=metrics,
         )
         self._recorder = Recorder(client, metrics, identity)
+        self.sampler = LoadSampler(self.caches.jobs, self.queue.add, wall)
         self._reconciler = Reconciler(
-            client, self.caches, settings.for_rendering(), planner or RLJobPlanner(), self._recorder, wall
+            client, self.caches, settings.for_rendering(), planner or RLJobPlanner(), self._recorder, self.sampler, wall
         )
         self._workers = settings.workers
         self.leading, self.synced = asyncio.Event(), asyncio.Event()
@@ -123,6 +125,7 @@ class Operator:
                 [
                     self.lease.keep(),
                     self._recorder.run(),
+                    self.sampler.run(),
                     self._raise_worker_error(workers),
                     self._report_synced(),
                     *sources,

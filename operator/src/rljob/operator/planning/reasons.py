@@ -43,3 +43,5 @@ RUN_FAILED = "RunFailed"
 
 # Events besides transitions
 TRAINER_RESTARTED = "TrainerRestarted"
+SCALED_OUT = "ScaledOut"
+SCALED_IN = "ScaledIn"

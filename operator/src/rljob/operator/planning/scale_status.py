@@ -1,4 +1,4 @@
-"""The status of an RLJobScale: what the scale subresource shows, and which bound applies."""
+"""The status of an RLJobScale: what the scale subresource shows, which bound applies, and who sets the replicas."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from rljob.manifests.inputs import Object
 from rljob.manifests.names import selector_text
 from rljob.manifests.render_context import RenderedRole
+from rljob.operator.planning.autoscaling import policies
 from rljob.operator.planning.job_view import JobView, alive, wanted_replicas
 
 
@@ -17,10 +18,20 @@ def with_scale_status(view: JobView, role: RenderedRole, rendered: Object) -> Ob
     if not replicas and (child is None or not child.body.get("status")):
         return rendered
     status: dict[str, Any] = {"replicas": replicas, "selector": selector_text(view.observed.metadata.name, role.name)}
-    message = _limited(view, role.name)
+    message = _limited(view, role.name) or _owned(view, role.name)
     if message or (child is not None and child.body.get("status", {}).get("message")):
         status["message"] = message
     return {**rendered, "status": status}
+
+
+def _owned(view: JobView, role: str) -> str:
+    """Return a message if something else sets the replicas that the built-in autoscaler would set; empty otherwise."""
+    owner = view.observed.scale_owners.get(role, "")
+    if not owner or role not in policies(view.job.spec):
+        return ""
+    return (
+        f"{owner} has set the replicas, so the built-in autoscaler does not; delete this RLJobScale to give them back"
+    )
 
 
 def _limited(view: JobView, role: str) -> str:
