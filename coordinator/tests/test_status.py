@@ -36,7 +36,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
 NAMES = {
     "rljob_policy_version", "rljob_lineage", "rljob_trainer_incarnation", "rljob_engines",
     "rljob_generated_tokens_total", "rljob_engine_crashes_total", "rljob_engine_seconds_total",
-    "rljob_samples_discarded_total", "rljob_samples",
+    "rljob_samples_discarded_total", "rljob_samples", "rljob_role_load",
     "rljob_groups", "rljob_accuracy", "rljob_pass_at", "rljob_step_reward_mean", "rljob_step_staleness_mean",
     "rljob_step_staleness_max", "rljob_step_tokens_per_second", "rljob_step_trainer_loss",
 }  # fmt: skip

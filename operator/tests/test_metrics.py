@@ -7,6 +7,7 @@ from rljob.operator.metrics import Metrics
 NAMES = {
     "rljob_operator_api_requests": ("verb", "code"),
     "rljob_operator_cached_objects": ("resource",),
+    "rljob_operator_desired_replicas": ("role",),
     "rljob_operator_event_loop_lag_seconds": (),
     "rljob_operator_events_dropped": (),
     "rljob_operator_jobs": ("condition", "status"),
@@ -14,6 +15,7 @@ NAMES = {
     "rljob_operator_queue_depth": (),
     "rljob_operator_queue_wait_seconds": (),
     "rljob_operator_reconcile_seconds": ("result",),
+    "rljob_operator_scalings": ("reason",),
     "rljob_operator_watch_age_seconds": ("resource",),
     "rljob_operator_watch_restarts": ("resource", "reason"),
 }
@@ -21,7 +23,7 @@ NAMES = {
 
 def metrics():
     made = Metrics()
-    made.at_scrape(lambda: [("Ready", "True"), ("Ready", "True")], lambda: {"pods": 3}, lambda: {"pods": 1.5})
+    made.at_scrape(lambda: [("Ready", "True"), ("Ready", "True")], lambda: {"pods": 3}, lambda: {"pods": 1.5}, lambda: {"runner": 2})
     return made
 
 
@@ -29,6 +31,7 @@ def test_names_and_labels_of_the_metrics_are_frozen():
     made = metrics()
     made.count_request("get", "200")
     made.watch_restarts.labels("pods", "gone").inc()
+    made.scalings.labels("ScaledOut").inc()
     made.reconcile_seconds.labels("done").observe(0.1)
     labels = {family.name: set() for family in made.registry.collect()}
     for family in made.registry.collect():

@@ -88,7 +88,7 @@ class RunCollector:
             family.add_metric([name.removeprefix("groups_")], value)
         yield from (samples, groups)
         loads = GaugeMetricFamily("rljob_role_load", "Load of a role, for autoscaling", labels=["role"])
-        for each in [] if run.over else run.loads.all():
+        for each in run.loads.all():
             loads.add_metric([each.role], each.load)
         yield loads
         for name, value in run.progress.summary().items():

@@ -58,7 +58,7 @@ def status_of(run: Run) -> RunStatus:
         ended=_ended(run),
         staleness=_staleness(run.progress.last_step),
         engines=_engines(run),
-        loads=[] if run.over else run.loads.all(),
+        loads=run.loads.all(),
         observed_generation=run.observed_generation,
         metrics=[Metric(name, value) for name, value in _metrics(run).items()],
         evaluations=_evaluations(run),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +69,14 @@ class DecodedJobs:
         for read in self._read.values():
             for condition in read.status.conditions:
                 yield condition.type, condition.status
+
+    def desired_pods(self) -> Counter[str]:
+        """Return kind of role → desired pods of all jobs."""
+        found: Counter[str] = Counter()
+        for read in self._read.values():
+            for role in read.status.roles:
+                found[role.name.partition("-")[0]] += role.desired
+        return found
 
     def forget(self, uid: str) -> None:
         """Drop a deleted RLJob."""

@@ -51,6 +51,12 @@ class Metrics:
             registry=self.registry,
         )
         self.leader = Gauge(f"{PREFIX}leader", "1 while this operator is the leader.", registry=self.registry)
+        self.scalings = Counter(
+            f"{PREFIX}scalings",
+            "Decisions of the built-in autoscaler: ScaledOut, ScaledIn.",
+            ["reason"],
+            registry=self.registry,
+        )
         self.events_dropped = Counter(
             f"{PREFIX}events_dropped", "Events that could not be recorded.", registry=self.registry
         )
@@ -64,6 +70,7 @@ class Metrics:
         conditions: Callable[[], Iterable[tuple[str, str]]],
         objects: Callable[[], Mapping[str, int]],
         ages: Callable[[], Mapping[str, float]],
+        desired: Callable[[], Mapping[str, int]],
     ) -> None:
         """Register metrics that are computed at each scrape.
 
@@ -71,8 +78,9 @@ class Metrics:
             conditions: type and status of every condition of every job.
             objects: resource → objects in its cache.
             ages: resource → seconds since the last watch event.
+            desired: kind of role → desired pods of all jobs.
         """
-        self.registry.register(_AtScrape(conditions, objects, ages))
+        self.registry.register(_AtScrape(conditions, objects, ages, desired))
 
     async def measure_lag(self) -> None:
         """Measure the lag of the event loop. Never returns."""
@@ -91,8 +99,9 @@ class _AtScrape(Collector):
         conditions: Callable[[], Iterable[tuple[str, str]]],
         objects: Callable[[], Mapping[str, int]],
         ages: Callable[[], Mapping[str, float]],
+        desired: Callable[[], Mapping[str, int]],
     ) -> None:
-        self._conditions, self._objects, self._ages = conditions, objects, ages
+        self._conditions, self._objects, self._ages, self._desired = conditions, objects, ages, desired
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -109,6 +118,12 @@ class _AtScrape(Collector):
         for resource, number in self._objects().items():
             objects.add_metric([resource], number)
         yield objects
+        desired = GaugeMetricFamily(
+            f"{PREFIX}desired_replicas", "Desired pods of all jobs by kind of role.", labels=["role"]
+        )
+        for kind, number in sorted(self._desired().items()):
+            desired.add_metric([kind], number)
+        yield desired
         ages = GaugeMetricFamily(
             f"{PREFIX}watch_age_seconds",
             "Seconds since the last event of a watch; about 60 when idle.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -138,6 +138,10 @@ class Reconciler:
     def conditions(self) -> Iterable[tuple[str, str]]:
         """Yield type and status of every condition of every job."""
         return self._jobs.conditions()
+
+    def desired_pods(self) -> Mapping[str, int]:
+        """Return kind of role → desired pods of all jobs."""
+        return self._jobs.desired_pods()
 
     def _record_events(self, meta: Meta, plan: Plan) -> None:
         for event in plan.events:

@@ -22,6 +22,7 @@ from rljob.operator.metrics import Metrics
 from rljob.operator.object_kinds import EVENTS, RLJOBS
 from rljob.operator.operator_client import FencedError, OperatorClient
 from rljob.operator.plan import Event
+from rljob.operator.planning.reasons import SCALED_IN, SCALED_OUT
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,9 @@ class Recorder:
         """Name of an event → its count."""
 
     def record(self, job: Meta, event: Event) -> None:
-        """Queue an event on ``job``; it is dropped if the queue is full."""
+        """Queue an event on ``job``; it is dropped if the queue is full. Count scalings."""
+        if event.reason in (SCALED_OUT, SCALED_IN):
+            self._metrics.scalings.labels(event.reason).inc()
         try:
             self._queue.put_nowait((job, event))
         except asyncio.QueueFull:

@@ -100,7 +100,9 @@ class Operator:
         client.limit_writes(lease.write_seconds)
         metrics.leader.set_function(lambda: float(self.lease.held))
         metrics.queue_depth.set_function(lambda: len(self.queue))
-        metrics.at_scrape(self._conditions, self.caches.counts, self.watch_ages)
+        metrics.at_scrape(
+            self._reconciler.conditions, self.caches.counts, self.watch_ages, self._reconciler.desired_pods
+        )
 
     @property
     def ready(self) -> bool:
@@ -193,9 +195,6 @@ class Operator:
         """Let running reconciles finish; the next leader reconciles the queued jobs."""
         self.queue.close()
         await asyncio.wait(workers, timeout=FINISH_SECONDS)
-
-    def _conditions(self) -> Iterable[tuple[str, str]]:
-        return self._reconciler.conditions()
 
     def watch_ages(self) -> dict[str, float]:
         """Return resource → seconds since its watch received data; empty for a standby."""
