@@ -22,9 +22,7 @@ FAST = {"scaleOutSeconds": 1, "scaleInSeconds": 3}
 REPLICAS = {"min": 1, "max": 3}
 SPEC: dict[str, Any] = {
     "rewards": [{"name": "sums", "builtin": "reasoning_gym", "replicas": REPLICAS, "autoscaling": FAST}],
-    "environments": [
-        {"name": "lake", "builtin": "frozen_lake", "replicas": {"min": 0, "max": 3}, "autoscaling": FAST}
-    ],
+    "environments": [{"name": "lake", "builtin": "frozen_lake", "replicas": {"min": 0, "max": 3}, "autoscaling": FAST}],
     "rollouts": [{"name": "main", "replicas": REPLICAS, "autoscaling": FAST}],
     "runner": {"replicas": REPLICAS, "autoscaling": FAST},
 }
@@ -177,9 +175,7 @@ async def test_the_scaled_object_is_valid_and_follows_the_manifest(job_client: J
             assert found["spec"]["scaleTargetRef"]["kind"] == "RLJobScale"
             assert found["spec"]["minReplicaCount"] == 0
             strict = {"metadata": {"name": "copy"}, "apiVersion": found["apiVersion"], "kind": found["kind"]}
-            await asyncio.to_thread(
-                cluster.api.post, path, strict | {"spec": found["spec"]}, fieldValidation="Strict"
-            )
+            await asyncio.to_thread(cluster.api.post, path, strict | {"spec": found["spec"]}, fieldValidation="Strict")
             await asyncio.to_thread(cluster.api.delete, f"{path}/copy")
             environments[0]["autoscaling"]["scaleInSeconds"] = 90  # type: ignore[index]
             await job_client.change(environments=environments)

@@ -38,7 +38,9 @@ def manifest() -> Object:
         evaluation={"problems": 256},
         trainer=spec["trainer"] | {"template": template},
         rollouts=[
-            spec["rollouts"][0] | {"kvCacheBytes": 64 << 20, "replicas": {"min": 1, "max": 3}, "template": template}
+            spec["rollouts"][0]
+            | {"kvCacheBytes": 64 << 20, "replicas": {"min": 1, "max": 3}, "template": template}
+            | {"autoscaling": {"provider": "none"}}
         ],
         checkpoints={"everySteps": EVERY, "keep": 2},
         suspendGraceSeconds=120,

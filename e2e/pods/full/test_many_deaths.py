@@ -41,7 +41,11 @@ def small(**spec: Any) -> Object:
             "initializer": SMALL_MODEL,
             "training": given["training"] | {"steps": 40, "promptsPerStep": 8},
             "evaluation": {"problems": 32},
-            "rollouts": [given["rollouts"][0] | {"kvCacheBytes": 64 << 20, "replicas": {"min": 1, "max": 2}}],
+            "rollouts": [
+                given["rollouts"][0]
+                | {"kvCacheBytes": 64 << 20, "replicas": {"min": 1, "max": 2}}
+                | {"autoscaling": {"provider": "none"}}
+            ],
             "checkpoints": {"everySteps": 5, "keep": 2},
             "failurePolicy": {"maxRestarts": 200},
             **spec,
