@@ -45,7 +45,9 @@ async def test_an_environment_has_the_episodes_that_a_runner_drives(new_world: A
     assert loads(status_of(world.run)) == {"runner": 4.0, "reward-r": 0.0, "environment-lake": 4.0}
 
 
-async def test_a_pool_for_evaluation_needs_room_for_the_answers_of_an_evaluation(new_world: Any, tmp_path: Path) -> None:
+async def test_a_pool_for_evaluation_needs_room_for_the_answers_of_an_evaluation(
+    new_world: Any, tmp_path: Path
+) -> None:
     pools = [{"name": "main", "maxConcurrency": 4}, {"name": "test", "maxConcurrency": 4, "purpose": "evaluation"}]
     evaluation = {"problems": 10, "engines": "dedicated"}
     world = new_world(job(rollouts=pools, evaluation=evaluation), tmp_path)

@@ -26,8 +26,8 @@ class MetricsDouble:
         self.value = 0
         self.queries: list[str] = []
 
-    def answer(self, path: str) -> dict[str, Any]:
-        """Return the answer to a request of the API server."""
+    def answer(self, path: str) -> dict[str, Any] | None:
+        """Return the answer to a request of the API server; None: there is nothing at this path."""
         if path.rstrip("/") == PATH:
             return {
                 "kind": "APIResourceList",
@@ -35,15 +35,12 @@ class MetricsDouble:
                 "groupVersion": f"{GROUP}/{VERSION}",
                 "resources": [],
             }
+        if not path.startswith(f"{PATH}/namespaces/"):
+            return None
         self.queries.append(path)
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         item = {"metricName": "rljob_role_load", "metricLabels": {}, "timestamp": now, "value": str(self.value)}
-        return {
-            "kind": "ExternalMetricValueList",
-            "apiVersion": f"{GROUP}/{VERSION}",
-            "metadata": {},
-            "items": [item],
-        }
+        return {"kind": "ExternalMetricValueList", "apiVersion": f"{GROUP}/{VERSION}", "metadata": {}, "items": [item]}
 
 
 @contextlib.contextmanager
@@ -53,8 +50,9 @@ def external_metrics(cluster: ControlPlane, namespace: str, directory: Path) -> 
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = json.dumps(double.answer(self.path.partition("?")[0])).encode()
-            self.send_response(200)
+            answer = double.answer(self.path.partition("?")[0])
+            body = json.dumps(answer or {}).encode()
+            self.send_response(200 if answer is not None else 404)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -83,3 +81,4 @@ def external_metrics(cluster: ControlPlane, namespace: str, directory: Path) -> 
     finally:
         cluster.api.delete(f"{registered}/{VERSION}.{GROUP}")
         server.shutdown()
+        server.server_close()

@@ -69,7 +69,7 @@ async def start(job_client: JobClient, **spec: Any) -> None:
 
 
 async def test_every_role_follows_its_load_out_and_in_and_an_engine_is_drained(job_client: JobClient):
-    async with operator(job_client) as running:
+    async with operator(job_client):
         await start(job_client)
         await scaled(job_client, LEAST)
         await report(job_client, 3)

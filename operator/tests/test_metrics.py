@@ -23,7 +23,8 @@ NAMES = {
 
 def metrics():
     made = Metrics()
-    made.at_scrape(lambda: [("Ready", "True"), ("Ready", "True")], lambda: {"pods": 3}, lambda: {"pods": 1.5}, lambda: {"runner": 2})
+    conditions = [("Ready", "True"), ("Ready", "True")]
+    made.at_scrape(lambda: conditions, lambda: {"pods": 3}, lambda: {"pods": 1.5}, lambda: {"runner": 2})
     return made
 
 
@@ -43,3 +44,8 @@ def test_names_and_labels_of_the_metrics_are_frozen():
 def test_jobs_are_counted_by_condition_without_names():
     text = generate_latest(metrics().registry).decode()
     assert 'rljob_operator_jobs{condition="Ready",status="True"} 2.0' in text
+
+
+def test_desired_pods_are_counted_by_kind_of_role():
+    text = generate_latest(metrics().registry).decode()
+    assert 'rljob_operator_desired_replicas{role="runner"} 2.0' in text
