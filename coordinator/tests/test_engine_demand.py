@@ -1,4 +1,4 @@
-"""How many engines a pool needs: converges for pipelines and for synchronous steps, and is measured over whole steps."""
+"""How many engines a pool needs: it converges for pipelines and synchronous steps, and is measured over whole steps."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_step_that_takes_very_long_is_measured_before_it_ends():
 
 def test_nothing_is_measured_while_the_run_does_not_train():
     demand = EngineDemand()
-    for at in range(200):
+    for _ in range(200):
         demand.update(1, None)
         assert demand.needed is None
     demand.update(0, Counters(0, 0, 0, 0, 0))

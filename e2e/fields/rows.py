@@ -120,9 +120,15 @@ KEDA_LAKE = given(
 )
 KEDA_POOL = given(rollouts=[{"name": "main", "replicas": {"max": 2}, "autoscaling": PROMETHEUS}])
 KEDA_RUNNER = given(runner={"replicas": {"max": 2}, "autoscaling": PROMETHEUS})
-WITHOUT_KEDA = {
-    field: (f"spec.{field}{'' if field == 'runner' else '[0]'}.autoscaling.keda=null",)
-    for field in ("rewards", "environments", "rollouts", "runner")
+RANGE = {
+    "rewards": given(rewards=[{"name": "exact", "builtin": "reasoning_gym", "replicas": {"max": 2}}]),
+    "environments": given(environments=[{"name": "lake", "builtin": "frozen_lake", "replicas": {"max": 2}}]),
+    "rollouts": given(rollouts=[{"name": "main", "replicas": {"max": 2}}]),
+    "runner": given(runner={"replicas": {"max": 2}}),
+}
+WITH_KEDA = {
+    field: (f"spec.{field}{'' if field == 'runner' else '[0]'}.autoscaling.keda={{serverAddress: 'http://a'}}",)
+    for field in RANGE
 }
 
 KUBERNETES = {"metadata.namespace", "metadata.labels", "metadata.annotations"}
@@ -277,7 +283,7 @@ ROWS: dict[str, Outcome] = {
     "spec.rewards.template": Shows(c.commands, POD),
     "spec.rewards.replicas.min": Changed(2),
     "spec.rewards.replicas.max": Changed(2),
-    "spec.rewards.autoscaling.provider": Changed("none", KEDA_REWARD, also=WITHOUT_KEDA["rewards"]),
+    "spec.rewards.autoscaling.provider": Changed("keda", RANGE["rewards"], also=WITH_KEDA["rewards"]),
     "spec.rewards.autoscaling.targetInFlight": Changed(3, KEDA_REWARD),
     "spec.rewards.autoscaling.scaleOutSeconds": Changed(3, KEDA_REWARD),
     "spec.rewards.autoscaling.scaleInSeconds": Changed(3, KEDA_REWARD),
@@ -309,7 +315,7 @@ ROWS: dict[str, Outcome] = {
     "spec.environments.egress.to.cidr": Changed("10.0.0.0/8", LAKE_LISTED),
     "spec.environments.replicas.min": Changed(2, LAKE),
     "spec.environments.replicas.max": Changed(2, LAKE),
-    "spec.environments.autoscaling.provider": Changed("none", KEDA_LAKE, also=WITHOUT_KEDA["environments"]),
+    "spec.environments.autoscaling.provider": Changed("keda", RANGE["environments"], also=WITH_KEDA["environments"]),
     "spec.environments.autoscaling.targetInFlight": Changed(3, KEDA_LAKE),
     "spec.environments.autoscaling.scaleOutSeconds": Changed(3, KEDA_LAKE),
     "spec.environments.autoscaling.scaleInSeconds": Changed(3, KEDA_LAKE),
@@ -381,7 +387,7 @@ ROWS: dict[str, Outcome] = {
     "spec.rollouts.template": Shows(c.commands, POD),
     "spec.rollouts.replicas.min": Shows(c.commands, 2),
     "spec.rollouts.replicas.max": Changed(2),
-    "spec.rollouts.autoscaling.provider": Changed("none", KEDA_POOL, also=WITHOUT_KEDA["rollouts"]),
+    "spec.rollouts.autoscaling.provider": Changed("keda", RANGE["rollouts"], also=WITH_KEDA["rollouts"]),
     "spec.rollouts.autoscaling.scaleOutSeconds": Changed(3, KEDA_POOL),
     "spec.rollouts.autoscaling.scaleInSeconds": Changed(3, KEDA_POOL),
     "spec.rollouts.autoscaling.keda.serverAddress": Changed("http://other", KEDA_POOL),
@@ -393,7 +399,7 @@ ROWS: dict[str, Outcome] = {
     "spec.rollouts.args": Shows(c.launched, ["--seed=1"]),
     "spec.runner.replicas.min": Shows(c.commands, 2),
     "spec.runner.replicas.max": Changed(2),
-    "spec.runner.autoscaling.provider": Changed("none", KEDA_RUNNER, also=WITHOUT_KEDA["runner"]),
+    "spec.runner.autoscaling.provider": Changed("keda", RANGE["runner"], also=WITH_KEDA["runner"]),
     "spec.runner.autoscaling.targetInFlight": Changed(3, KEDA_RUNNER),
     "spec.runner.autoscaling.scaleOutSeconds": Changed(3, KEDA_RUNNER),
     "spec.runner.autoscaling.scaleInSeconds": Changed(3, KEDA_RUNNER),

@@ -5,11 +5,12 @@ import json
 
 import pytest
 
-from rljob.kube.errors import NotFoundError, UnavailableError
+from rljob.kube.errors import ForbiddenError, NotFoundError, UnavailableError
 from rljob.operator import informers
-from rljob.operator.cache import Cache, read_job
-from rljob.operator.informers import JobLister, TypesInstalledError
-from rljob.operator.object_kinds import RLJOBS
+from rljob.operator.cache import Cache, child_reader, read_job
+from rljob.operator.informers import JobLister, Reflector, TypesInstalledError
+from rljob.operator.metrics import Metrics
+from rljob.operator.object_kinds import BY_KIND, RLJOBS
 
 
 def rljob(name, version, namespace="team"):
@@ -73,3 +74,21 @@ async def test_a_type_that_is_installed_later_ends_the_operator_because_kopf_loo
         await late.wait_for_type()
     known = JobLister(Lists(UnavailableError(0, "", "no"), page(1)), Cache(RLJOBS, read_job), [], print)
     await known.wait_for_type()
+
+
+async def test_a_type_of_another_project_may_be_missing_and_is_watched_once_it_is_there(slept):
+    missing = NotFoundError(404, "NotFound", "the server could not find the requested resource")
+    client = Lists(missing, ForbiddenError(403, "Forbidden", "no right"), page(7), page(7))
+    watched = []
+
+    def watch(resource, namespace, *, selector, version, seconds):
+        watched.append((resource.plural, version))
+        raise asyncio.CancelledError
+
+    client.watch = watch
+    cache = Cache(BY_KIND["ScaledObject"], child_reader("ScaledObject"))
+    reflector = Reflector(client, cache, "rljob.dev/job", "", print, Metrics())
+    with pytest.raises(asyncio.CancelledError):
+        await reflector.run()
+    assert slept == [informers.TYPE_SECONDS] * 2 and reflector.synced.is_set()
+    assert watched == [("scaledobjects", "7")]

@@ -1,7 +1,9 @@
 """Ownership of objects and of their fields."""
 
+import pytest
+
 from rljob.operator.api_types import Meta, OwnerReference
-from rljob.operator.ownership import applied_fields, foreign_sentence, is_ours
+from rljob.operator.ownership import applied_fields, foreign_scaler, foreign_sentence, is_ours
 
 JOB = Meta(name="sums", namespace="research", uid="u1")
 
@@ -40,3 +42,28 @@ def test_created_fields_become_applied_fields():
     assert ours[0]["fieldsV1"] == {"f:b": {"f:c": {}, "f:d": {}}}
     assert entries[0] in fields and entries[3] in fields
     assert applied_fields(fields) is None
+
+
+REPLICAS = {"f:spec": {"f:replicas": {}}}
+
+
+@pytest.mark.parametrize(
+    ("entries", "owner"),
+    [
+        ([], ""),
+        ([{"manager": "rljob-operator", "operation": "Update", "fieldsV1": REPLICAS}], ""),
+        ([{"manager": "rljob-autoscaler", "operation": "Apply", "fieldsV1": REPLICAS}], ""),
+        ([{"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:spec": {"f:job": {}}}}], ""),
+        ([{"manager": "kubectl", "subresource": "scale", "fieldsV1": REPLICAS}], "kubectl"),
+        (
+            [
+                {"manager": "rljob-operator", "fieldsV1": REPLICAS},
+                {"manager": "kube-controller-manager", "subresource": "scale", "fieldsV1": REPLICAS},
+            ],
+            "kube-controller-manager",
+        ),
+        ([{"fieldsV1": REPLICAS}], "something else"),
+    ],
+)
+def test_the_owner_of_replicas_is_what_changed_them_last_other_than_the_operator(entries, owner):
+    assert foreign_scaler(entries) == owner
