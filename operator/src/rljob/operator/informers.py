@@ -25,7 +25,7 @@ from rljob.operator.api_types import Child, Pod
 from rljob.operator.cache import Cache, CachedJob, child_reader, read_job, read_pod, version_of
 from rljob.operator.change_filter import is_relevant
 from rljob.operator.metrics import Metrics
-from rljob.operator.object_kinds import CHILDREN, PODS, RLJOBS
+from rljob.operator.object_kinds import BY_KIND, PODS, RLJOBS
 from rljob.operator.operator_client import OperatorClient
 from rljob.operator.plan import Key
 from rljob.protocol.backoff import LAST_SECONDS, Backoff
@@ -291,7 +291,7 @@ class Caches:
         self.jobs: Cache[CachedJob] = Cache(RLJOBS, read_job, is_relevant)
         self.pods: Cache[Pod] = Cache(PODS, read_pod)
         self.children: dict[str, Cache[Child]] = {
-            resource.kind: Cache(resource, child_reader(resource.kind)) for resource in CHILDREN
+            resource.kind: Cache(resource, child_reader(resource.kind)) for resource in BY_KIND.values()
         }
         """By kind."""
         self.job_lister = JobLister(client, self.jobs, namespaces, on_change)

@@ -12,6 +12,7 @@ __all__ = [
     "EVENTS",
     "FIELD_MANAGER",
     "LEASES",
+    "OPTIONAL_CHILDREN",
     "PODS",
     "RLJOBS",
     "SCALE",
@@ -40,11 +41,13 @@ CHILDREN = (
     Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"),
     Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"),
     Resource("rljob.dev", "v1alpha1", "rljobscales", "RLJobScale"),
-    Resource("keda.sh", "v1alpha1", "scaledobjects", "ScaledObject", optional=True),
 )
 """Kinds of a job's objects besides its pods and its Secret."""
 
 CLAIM = "PersistentVolumeClaim"
 SCALE = "RLJobScale"
 """Its replicas are set by the operator at creation only; afterwards they belong to autoscalers and users."""
-BY_KIND = {resource.kind: resource for resource in CHILDREN}
+OPTIONAL_CHILDREN = (Resource("keda.sh", "v1alpha1", "scaledobjects", "ScaledObject", optional=True),)
+"""Kinds of a job's objects that another project installs."""
+BY_KIND = {resource.kind: resource for resource in (*CHILDREN, *OPTIONAL_CHILDREN)}
+"""Kind → all of these."""
