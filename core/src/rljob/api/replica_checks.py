@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rljob.api.autoscaling import Autoscaling
+    from rljob.api.autoscaling import Autoscaling, Replicas
     from rljob.api.models import RLJobSpec
 
 
@@ -17,7 +17,7 @@ def replica_problems(spec: RLJobSpec) -> Iterator[str]:
 
 
 def _bounds(spec: RLJobSpec) -> Iterator[str]:
-    found = {f"rewards[{i}]": reward.replicas for i, reward in enumerate(spec.rewards)}
+    found: dict[str, Replicas] = {f"rewards[{i}]": reward.replicas for i, reward in enumerate(spec.rewards)}
     found |= {f"environments[{i}]": environment.replicas for i, environment in enumerate(spec.environments)}
     found |= {f"rollouts[{i}]": pool.replicas for i, pool in enumerate(spec.rollouts)}
     found["runner"] = spec.runner.replicas
