@@ -143,7 +143,7 @@ def ours(algorithm: Algorithm, arrays: Arrays) -> Result:
         load_function(algorithm, "aggregation")(lengths, np.full(len(lengths), MAX_TOKENS)).astype(np.float64)
     )
     mask_BT, none = arrays.mask_BT, torch.zeros(0)
-    tokens = Microbatch(mask_BT.long(), none, none, mask_BT, arrays.behavior_BT, none, 1)
+    tokens = Microbatch(mask_BT.long(), none, none, mask_BT, arrays.behavior_BT, none, 1, [])
     rewards_B = torch.tensor([sample.reward for sample in arrays.samples])
     inputs = MicrobatchInputs(
         range(len(lengths)), tokens, 0, weights_B, rewards_B, torch.zeros_like(mask_BT.long()), 1, rewards_B < -1e9

@@ -589,6 +589,7 @@ FIELDS = [
         ("spec.trainer={backend: megatron, processesPerNode: 2, parallelism: {replicate: 2}}",),
         _NOT_MEGATRON,
     ),
+    Case("packed rows with Megatron-Core", ("spec.trainer={backend: megatron, packing: varlen}",), _NOT_MEGATRON),
     Case("recomputation by Megatron-Core", ("spec.trainer={backend: megatron, recompute: layer}",), _NOT_MEGATRON),
     Case("adapters of Megatron-Core", ("spec.trainer={backend: megatron, lora: {rank: 4}}",), _NOT_MEGATRON),
     Case("offload by Megatron-Core", ("spec.trainer={backend: megatron, optimizer: {offload: true}}",), _NOT_MEGATRON),

@@ -59,7 +59,7 @@ from rljob.runner.reward_http import RefusedSampleError, RewardHttp
 from rljob.runner.reward_routing import scorer_of
 from rljob.runner.scoring import RewardClient
 from rljob.runner.setup import prepare
-from rljob.trainer.backends.base import Backend
+from rljob.trainer.backends.base import Backend, PacksRows
 from rljob.trainer.backends.megatron import supported_layouts
 from rljob.trainer.batch import Row
 from rljob.trainer.frozen_models import load_models, read_sources
@@ -521,7 +521,8 @@ def trained(job: RLJob, storage: Path) -> Any:
         for step in range(2):
             train, rows = _batch(step)
             budget = spec.trainer.microbatch_tokens
-            plan = plan_step(train, spec.algorithm, world, budget)
+            packed = isinstance(backend, PacksRows) and backend.packs
+            plan = plan_step(train, spec.algorithm, world, budget, packed)
             microbatches.append(plan.microbatches)
             apply_batch(plan, rows, spec.algorithm, backend, world, StepChecks.of(spec), frozen)
         weights = [(name, tensor.clone()) for name, tensor in backend.named_tensors()]

@@ -338,6 +338,7 @@ ROWS: dict[str, Outcome] = {
     "spec.trainer.template": Shows(c.commands, POD),
     "spec.trainer.dtype": Shows(c.trained, "bfloat16"),
     "spec.trainer.microbatchTokens": Shows(c.trained, 16),
+    "spec.trainer.packing": Shows(c.trained, "varlen"),
     "spec.trainer.recompute": Shows(c.saved_for_backward, "layer"),
     "spec.trainer.lora.rank": Shows(c.trained, 2, given(trainer__lora={"rank": 4})),
     "spec.trainer.lora.alpha": Shows(c.trained, 32, given(trainer__lora={"rank": 4})),

@@ -99,7 +99,7 @@ def run(
             return rows_of([values[n] for n in part], own, at)
 
         mask_BK, none = torch.tensor(own), torch.zeros(0)
-        microbatch = Microbatch(mask_BK.long(), none, none, mask_BK, rows(tokens.engine), none, 1)
+        microbatch = Microbatch(mask_BK.long(), none, none, mask_BK, rows(tokens.engine), none, 1, [])
         of = {name: torch.tensor([values[n] for n in part]) for name, values in (("w", weights), ("r", tokens.rewards))}
         current = torch.zeros(len(part), dtype=torch.bool)
         turns_BK, turns = rows(tokens.turns).long(), 1 + max(max(tokens.turns[n]) for n in part)

@@ -84,6 +84,7 @@ def test_a_step_holds_as_many_bytes_as_planned(tmp_path, world, kind, vocabulary
         behavior_BK=torch.zeros(ROWS, LENGTH - 1),
         temperature_B=torch.ones(ROWS),
         first=1,
+        lengths=[LENGTH] * ROWS,
     )
 
     def step() -> None:

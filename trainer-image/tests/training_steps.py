@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from rljob.api.algorithm import Algorithm
 from rljob.api.models import LogprobTolerance
 from rljob.protocol.messages import SampleTokens, Train
-from rljob.trainer.backends.base import Backend, FrozenModel
+from rljob.trainer.backends.base import Backend, FrozenModel, PacksRows
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.batch_plan import BatchPlan, plan_batch
 from rljob.trainer.fetch_batch import check_shard
@@ -28,10 +28,10 @@ OF_FROZEN = {name for name in METRICS if name.startswith(("reference_", "teacher
 CHECKS = StepChecks(LogprobTolerance(1e-4, 1e-4, "mean", "largest"))
 
 
-def plan_all(train: Train, algorithm: Algorithm, world: World, budget: int) -> BatchPlan:
+def plan_all(train: Train, algorithm: Algorithm, world: World, budget: int, packed: bool = False) -> BatchPlan:
     """Return the plan that trains every sample."""
     trained_N = np.ones(len(train.samples), np.bool_)
-    return plan_batch(train, trained_N, algorithm.minibatches or 1, world.dp_rank, world.dp_size, budget)
+    return plan_batch(train, trained_N, algorithm.minibatches or 1, world.dp_rank, world.dp_size, budget, packed)
 
 
 def whole_gradients(backend: FsdpBackend) -> dict[str, torch.Tensor]:
@@ -73,6 +73,7 @@ def apply(
     frozen: Mapping[str, FrozenModel] | None = None,
 ) -> StepResult:
     """Apply a batch; ``tokens`` are all its samples. ``all_samples`` also trains those whose advantage is 0."""
-    plan = plan_all(train, algorithm, world, budget) if all_samples else plan_step(train, algorithm, world, budget)
+    make_plan = plan_all if all_samples else plan_step
+    plan = make_plan(train, algorithm, world, budget, isinstance(backend, PacksRows) and backend.packs)
     rows = check_shard([tokens[i] for i in plan.indices], train.samples, plan.indices)
     return apply_batch(plan, rows, algorithm, backend, world, checks or CHECKS, frozen)

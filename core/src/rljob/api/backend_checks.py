@@ -57,6 +57,13 @@ UNSUPPORTED = (
     ),
     UnsupportedField(
         "megatron",
+        "packing",
+        lambda trainer: trainer.packing == "varlen",
+        "self.packing != 'varlen'",
+        NOT_MEGATRON,
+    ),
+    UnsupportedField(
+        "megatron",
         "recompute",
         lambda trainer: trainer.recompute != "none",
         "self.recompute == 'none'",

@@ -237,8 +237,13 @@ class Trainer(Model):
     """Data type of parameters in forward and backward; the optimizer state is float32. Default: bfloat16 on NVIDIA
     GPUs, float32 on a CPU."""
     microbatch_tokens: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
-    """Padded tokens of one forward pass on one rank; a longer sample is processed alone. Default: 16,384 on a CPU; on
-    NVIDIA GPUs as many as fit their memory, at most 32,768."""
+    """Tokens of one forward pass on one rank, padding included; a longer sample is processed alone. Default: 16,384 on
+    a CPU; on NVIDIA GPUs as many as fit their memory, at most 32,768."""
+    packing: Literal["auto", "none", "varlen"] = "auto"
+    """`varlen`: the samples of a forward pass follow each other without padding, and attention of variable length keeps
+    them apart. Needs a model whose layers have full attention, or attention in a sliding window. `none`: samples are
+    padded to the longest one. `auto`: `varlen` on NVIDIA GPUs with flash attention (from Ampere on, in bfloat16), for
+    models that support it. A backend of your own decides itself."""
     recompute: Literal["none", "layer"] = "none"
     """`layer`: the backward pass computes the activations of each layer again from the inputs of the layer. It needs a
     fraction of the memory for activations and about a third more time. A backend of your own decides itself."""

@@ -52,6 +52,7 @@ class Microbatch:
     behavior_BK: Tensor  # the engine's log-probabilities
     temperature_B: Tensor
     first: int  # position of target 0
+    lengths: Sequence[int]  # tokens of each row without padding, at least 2
 
 
 @dataclass
@@ -60,7 +61,8 @@ class MicrobatchInputs:
 
     indices: Sequence[int]  # of its samples in the batch
     tokens: Microbatch
-    padding: int  # number of positions without a token of a sample
+    positions: int  # computed in a forward pass
+    padding: int  # those without a token of a sample
     weights_B: Tensor  # weight of each row's tokens in the loss
     rewards_B: Tensor  # reward of each row's sample
     turns_BK: Tensor  # number of the turn of each token, from 0
@@ -94,7 +96,7 @@ def lay_out(plan: BatchPlan, rows: Mapping[int, Row], algorithm: Algorithm, worl
     samples = plan.train.samples
     weights_N = _weights(samples, plan.minibatches, algorithm, world)
     minibatches = [
-        [_inputs(indices, rows, plan.train, weights_N, world.device) for indices in microbatches]
+        [_inputs(indices, rows, plan, weights_N, world.device) for indices in microbatches]
         for microbatches in plan.microbatches
     ]
     return Batch(plan.train, rows, minibatches, any(is_current(plan.train, i) for i in plan.first_trained))
@@ -136,12 +138,15 @@ def _weights(
 def _inputs(
     indices: Sequence[int],
     rows: Mapping[int, Row],
-    train: Train,
+    plan: BatchPlan,
     weights_N: NDArray[np.float32],
     device: torch.device,
 ) -> MicrobatchInputs:
+    train = plan.train
     tokens = collate([rows[i] for i in indices], [train.samples[i].temperature for i in indices], device)
     turns = {i: rows[i].turns_L for i in indices}
+
+    positions = sum(tokens.lengths) if plan.packed else tokens.token_ids_BL.numel()
 
     def of_rows(values: Iterable[float | bool], dtype: torch.dtype) -> Tensor:
         return torch.tensor(list(values) or [0], dtype=dtype, device=device)
@@ -149,7 +154,8 @@ def _inputs(
     return MicrobatchInputs(
         indices,
         tokens,
-        tokens.token_ids_BL.numel() - sum(len(rows[i].token_ids_L) for i in indices),
+        positions,
+        positions - sum(len(rows[i].token_ids_L) for i in indices),
         of_rows((float(weights_N[i]) for i in indices), torch.float32),
         of_rows((train.samples[i].reward for i in indices), torch.float32),
         at_targets(indices, tokens, turns, np.int64),
@@ -202,4 +208,5 @@ def collate(rows: Sequence[Row], temperatures: Sequence[float], device: torch.de
         behavior_BK=tensor(behavior_BL[:, first:]),
         temperature_B=torch.tensor(list(temperatures), dtype=torch.float32, device=device),
         first=first,
+        lengths=[max(2, len(row.token_ids_L)) for row in rows],
     )

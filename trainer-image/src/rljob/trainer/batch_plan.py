@@ -9,6 +9,7 @@ microbatches in a minibatch, and a rank waits for the slowest one. The plan bala
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ EXTRA_MICROBATCHES = 3
 """More microbatches than the budget needs are tried up to this number: shorter ones have less padding."""
 MICROBATCH_POSITIONS = 64
 """Cost of one more microbatch (launches and collectives), in positions."""
+PADDED_LIMIT = 4
+"""Largest number of padded positions of a microbatch of packed rows, as a multiple of its budget."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class BatchPlan:
     minibatches: list[list[int]]  # samples of each minibatch, trained or not
     microbatches: list[list[list[int]]]  # of each minibatch: trained samples of each of this rank's microbatches
     lockstep: float  # positions of the slowest rank × ranks / tokens, over all minibatches; 1 is ideal
+    packed: bool = False  # rows of a microbatch are computed without padding
 
     @property
     def indices(self) -> list[int]:
@@ -42,7 +46,13 @@ class BatchPlan:
 
 
 def plan_batch(
-    train: Train, trained_N: NDArray[np.bool_], minibatches: int, rank: int, ranks: int, budget: int
+    train: Train,
+    trained_N: NDArray[np.bool_],
+    minibatches: int,
+    rank: int,
+    ranks: int,
+    budget: int,
+    packed: bool = False,
 ) -> BatchPlan:
     """Return the plan of a batch for data-parallel rank ``rank`` of ``ranks``.
 
@@ -52,16 +62,18 @@ def plan_batch(
         minibatches: optimizer updates of the batch.
         rank: data-parallel rank.
         ranks: number of data-parallel ranks.
-        budget: maximum number of padded tokens of a microbatch.
+        budget: maximum number of positions of a microbatch.
+        packed: whether rows of a microbatch are computed without padding.
     """
     tokens = lengths(train.samples)
     parts = split_minibatches([sample.group for sample in train.samples], minibatches)
     of_parts = [[i for i in part if trained_N[i]] for part in parts]
-    plans = [assign(samples, tokens, ranks, budget) for samples in of_parts]
-    slowest = sum(max(positions(microbatches, tokens) for microbatches in plan) for plan in plans)
+    plans = [assign(samples, tokens, ranks, budget, packed) for samples in of_parts]
+    slowest = sum(max(positions(microbatches, tokens, packed) for microbatches in plan) for plan in plans)
     total = sum(tokens[i] for i in np.flatnonzero(trained_N))
     lockstep = slowest * ranks / total if total else 1.0
-    return BatchPlan(train, int(trained_N.sum()), of_parts[0], parts, [plan[rank] for plan in plans], lockstep)
+    own = [plan[rank] for plan in plans]
+    return BatchPlan(train, int(trained_N.sum()), of_parts[0], parts, own, lockstep, packed)
 
 
 def lengths(samples: Sequence[BatchSample]) -> list[int]:
@@ -69,17 +81,22 @@ def lengths(samples: Sequence[BatchSample]) -> list[int]:
     return [sample.total_tokens for sample in samples]
 
 
-def positions(microbatches: Sequence[Sequence[int]], tokens: Sequence[int]) -> int:
-    """Return the positions of microbatches: rows × the longest row, summed.
+def positions(microbatches: Sequence[Sequence[int]], tokens: Sequence[int], packed: bool = False) -> int:
+    """Return the positions of microbatches: rows × the longest row, summed; of packed rows the tokens.
 
     Args:
         microbatches: samples of each.
         tokens: length of each sample of the batch.
+        packed: whether rows of a microbatch are computed without padding.
     """
+    if packed:
+        return sum(tokens[i] for samples in microbatches for i in samples)
     return sum(len(samples) * max((tokens[i] for i in samples), default=0) for samples in microbatches)
 
 
-def assign(samples: Sequence[int], tokens: Sequence[int], ranks: int, budget: int) -> list[list[list[int]]]:
+def assign(
+    samples: Sequence[int], tokens: Sequence[int], ranks: int, budget: int, packed: bool = False
+) -> list[list[list[int]]]:
     """Return each rank's microbatches of one minibatch, the same number for all ranks.
 
     Microbatches are runs of the samples in descending length. For a number of microbatches a rank, the least limit of
@@ -91,64 +108,73 @@ def assign(samples: Sequence[int], tokens: Sequence[int], ranks: int, budget: in
         samples: of the minibatch.
         tokens: length of each sample of the batch.
         ranks: data-parallel ranks.
-        budget: maximum number of padded tokens of a microbatch; a longer sample is a microbatch of its own.
+        budget: maximum number of positions of a microbatch; a longer sample is a microbatch of its own.
+        packed: whether rows of a microbatch are computed without padding.
     """
     order = sorted(samples, key=lambda i: (-tokens[i], i))
     ordered = [tokens[i] for i in order]
-    fewest = max(1, -(-len(_cut(ordered, budget)) // ranks))
+    fewest = max(1, -(-len(_cut(ordered, budget, packed)) // ranks))
     most = max(fewest, min(fewest + EXTRA_MICROBATCHES, -(-len(order) // ranks)))
     plans = []
     for count in range(fewest, most + 1):
-        limit = _least_limit(ordered, count * ranks, budget)
-        runs = [order[start:end] for start, end in itertools.pairwise([*_cut(ordered, limit), len(order)])]
-        plans.append(_deal(runs, tokens, ranks, count))
-    return min(plans, key=lambda plan: _cost(plan, tokens))
+        limit = _least_limit(ordered, count * ranks, budget, packed)
+        runs = [order[start:end] for start, end in itertools.pairwise([*_cut(ordered, limit, packed), len(order)])]
+        plans.append(_deal(runs, tokens, ranks, count, packed))
+    return min(plans, key=lambda plan: _cost(plan, tokens, packed))
 
 
-def _cut(ordered: Sequence[int], limit: int) -> list[int]:
+def _cut(ordered: Sequence[int], limit: int, packed: bool) -> list[int]:
     """Return where each microbatch starts if every one is filled up to ``limit`` positions.
 
     Args:
         ordered: lengths in descending order.
         limit: maximum number of positions; a longer sample is alone.
+        packed: whether rows of a microbatch are computed without padding. Results of the loss are padded, so the padded
+            positions are limited too.
     """
+    sums = [0, *itertools.accumulate(ordered)]
     starts, start = [], 0
     while start < len(ordered):
         starts.append(start)
-        start += max(1, limit // max(1, ordered[start]))
+        rows = (PADDED_LIMIT if packed else 1) * limit // max(1, ordered[start])
+        if packed:
+            rows = min(rows, bisect.bisect_right(sums, sums[start] + limit) - 1 - start)
+        start += max(1, rows)
     return starts
 
 
-def _least_limit(ordered: Sequence[int], most: int, budget: int) -> int:
+def _least_limit(ordered: Sequence[int], most: int, budget: int, packed: bool) -> int:
     """Return the least limit of positions, up to ``budget``, that cuts into at most ``most`` microbatches."""
     low, high = 1, budget
     while low < high:
         middle = (low + high) // 2
-        if len(_cut(ordered, middle)) <= most:
+        if len(_cut(ordered, middle, packed)) <= most:
             high = middle
         else:
             low = middle + 1
     return low
 
 
-def _deal(runs: Sequence[list[int]], tokens: Sequence[int], ranks: int, count: int) -> list[list[list[int]]]:
+def _deal(
+    runs: Sequence[list[int]], tokens: Sequence[int], ranks: int, count: int, packed: bool
+) -> list[list[list[int]]]:
     """Return ``count`` microbatches for each rank: the largest first, to the rank with the fewest positions."""
     plan: list[list[list[int]]] = [[] for _ in range(ranks)]
     load = [0] * ranks
-    for run in sorted(runs, key=lambda run: -positions([run], tokens)):
+    for run in sorted(runs, key=lambda run: -positions([run], tokens, packed)):
         rank = min((r for r in range(ranks) if len(plan[r]) < count), key=lambda r: load[r])
         plan[rank].append(run)
-        load[rank] += positions([run], tokens)
+        load[rank] += positions([run], tokens, packed)
     return [mine + [[] for _ in range(count - len(mine))] for mine in plan]
 
 
-def _cost(plan: Sequence[Sequence[Sequence[int]]], tokens: Sequence[int]) -> int:
+def _cost(plan: Sequence[Sequence[Sequence[int]]], tokens: Sequence[int], packed: bool) -> int:
     """Return twice the mean of two bounds of a plan's duration, in positions.
 
     If ranks waited for each other only at the end of the minibatch, it would take as long as the slowest rank; if they
     waited after each microbatch, as long as the sum of the slowest of each. FSDP is in between.
     """
-    size = [[positions([samples], tokens) for samples in microbatches] for microbatches in plan]
+    size = [[positions([samples], tokens, packed) for samples in microbatches] for microbatches in plan]
     slots = sum(map(max, zip(*size, strict=True)))
     return max(map(sum, size)) + slots + 2 * MICROBATCH_POSITIONS * len(size[0])
 

@@ -48,7 +48,7 @@ from rljob.protocol.messages import (
 )
 from rljob.protocol.model_cache import ModelUnavailableError, read_model
 from rljob.trainer import preflight
-from rljob.trainer.backends.base import Backend, BackendFactory, SavedState
+from rljob.trainer.backends.base import Backend, BackendFactory, PacksRows, SavedState
 from rljob.trainer.background_sender import BackgroundSender
 from rljob.trainer.batch import Row
 from rljob.trainer.batch_plan import BatchPlan
@@ -224,6 +224,7 @@ class TrainerLoop:
         self._budget = microbatch_budget(self._job.spec, {**frozen, "policy": source}, self._world)
         factory: BackendFactory = load(BACKENDS, self._job.spec.trainer.backend, "spec.trainer.backend")
         self._backend: Backend = factory(source, self._job.spec.trainer, self._world)
+        self._packed = isinstance(self._backend, PacksRows) and self._backend.packs
         if chosen.path is not None:
             self._backend.load(chosen.path)
         self._frozen = load_models(self._job.spec.algorithm, frozen, source, self._backend)
@@ -292,7 +293,7 @@ class TrainerLoop:
             raise UnrecoverableError(f"batch {train.step} cannot be applied to weights of version {self._step}")
         spec, world = self._job.spec, self._world
         started = time.perf_counter()
-        plan = plan_step(train, spec.algorithm, world, self._budget)
+        plan = plan_step(train, spec.algorithm, world, self._budget, self._packed)
         rows = self._pull(plan)
         pulled = time.perf_counter()
         result = apply_batch(plan, rows, spec.algorithm, self._backend, world, self._checks, self._frozen)

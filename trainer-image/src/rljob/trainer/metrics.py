@@ -127,7 +127,7 @@ class TokenStatistics:
             inputs: the microbatch, with l_mu.
         """
         tokens, mask_BK = inputs.tokens, inputs.tokens.mask_BK
-        self.positions += tokens.token_ids_BL.numel()
+        self.positions += inputs.positions
         self.padding += inputs.padding
         ratio_BK = objective.ratio_BK.double().where(mask_BK, 0.0)
         clipped_BK = objective.clipped_BK & mask_BK

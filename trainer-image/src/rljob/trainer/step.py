@@ -49,20 +49,21 @@ class StepResult:
     advantages_N: NDArray[np.float32]  # mean over the model's tokens of each sample, in the order of the batch
 
 
-def plan_step(train: Train, algorithm: Algorithm, world: World, budget: int) -> BatchPlan:
+def plan_step(train: Train, algorithm: Algorithm, world: World, budget: int, packed: bool = False) -> BatchPlan:
     """Return the plan of a batch for this replica; all ranks take part.
 
     Args:
         train: the batch's scalars.
         algorithm: resolved.
         world: the ranks.
-        budget: maximum number of padded tokens of a microbatch.
+        budget: maximum number of positions of a microbatch.
+        packed: whether rows of a microbatch are computed without padding.
 
     Raises:
         UnrecoverableError: the advantage fails.
     """
     trained_N = trained_samples(train, algorithm, world)
-    return plan_batch(train, trained_N, algorithm.minibatches or 1, world.dp_rank, world.dp_size, budget)
+    return plan_batch(train, trained_N, algorithm.minibatches or 1, world.dp_rank, world.dp_size, budget, packed)
 
 
 def apply_batch(

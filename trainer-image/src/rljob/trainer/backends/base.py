@@ -159,5 +159,13 @@ class LoadsFrozenModels(Protocol):
         ...
 
 
+@runtime_checkable
+class PacksRows(Protocol):
+    """A backend that may compute the rows of a microbatch without padding."""
+
+    packs: bool
+    """Whether it does. Then microbatches are filled by the tokens of their rows, not by padded positions."""
+
+
 BackendFactory: TypeAlias = Callable[[Path, Trainer, World], Backend]
 """(source, spec.trainer, world) → backend."""

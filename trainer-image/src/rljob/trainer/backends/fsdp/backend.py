@@ -23,6 +23,8 @@ from rljob.trainer.backends.fsdp.gather_weights import assign_tensors, own_tenso
 from rljob.trainer.backends.fsdp.lora import Adapters
 from rljob.trainer.backends.fsdp.model_layers import recompute_layers
 from rljob.trainer.backends.fsdp.output_layer import TargetLogprobs
+from rljob.trainer.backends.fsdp.packed_rows import packed
+from rljob.trainer.backends.fsdp.packing import choose_layout
 from rljob.trainer.backends.fsdp.read_weights import meta_model, read_weights
 from rljob.trainer.backends.fsdp.sharded_adamw import MOMENTS, ShardedAdamW, read_shard
 from rljob.trainer.backends.fsdp.sharding import free_whole_parameters, make_mesh, shard
@@ -50,7 +52,7 @@ class FsdpBackend:
     """
 
     def __init__(self, source: Path, settings: Trainer, world: World) -> None:
-        self.world = world
+        self.world, self._settings = world, settings
         mesh = self._mesh = make_mesh(world, settings.parallelism.replicate)
         self._ranks_of_copy = mesh.size(mesh.ndim - 1)
         self._in_first_copy = world.rank < self._ranks_of_copy
@@ -67,11 +69,13 @@ class FsdpBackend:
         if mesh.size() > 1 or self.dtype != torch.float32:
             self._root = shard(self.model, mesh, self.dtype, not self._one_exchange)
         read_weights(self.model, conversions, source, world, self._adapters.names if self._adapters else frozenset())
-        self._logprobs = TargetLogprobs(self.model)
         self._own = dict(self.model.named_parameters())
         self._parameters = {name: _as_dtensor(parameter, mesh) for name, parameter in self._own.items()}
         if self._adapters:
             self._adapters.initialize(self._parameters)
+        inputs = choose_layout(self.model, settings, world, self.dtype, source)
+        self.packs = inputs is packed
+        self._logprobs = TargetLogprobs(self.model, inputs)
         self._trained = {name: p for name, p in self._parameters.items() if self._own[name].requires_grad}
         self._optimizer = ShardedAdamW(self._trained, settings.optimizer, world, settings.parallelism.replicate)
         self._watch = Stopwatch(world.device)
@@ -124,7 +128,8 @@ class FsdpBackend:
 
     def load_frozen(self, source: Path) -> FrozenFsdpModel:
         """Return a model that is not trained, sharded like this one; see :class:`LoadsFrozenModels`."""
-        return FrozenFsdpModel(source, self.dtype, self._mesh, self.world)
+        packing = "varlen" if self.packs else "none"
+        return FrozenFsdpModel(source, self._settings.model_copy(update={"packing": packing}), self._mesh, self.world)
 
     @property
     def updates(self) -> int:

@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from rljob.api.roles import Trainer
 from rljob.trainer.backends.base import Output
 from rljob.trainer.backends.fsdp.output_layer import TargetLogprobs
+from rljob.trainer.backends.fsdp.packing import choose_layout
 from rljob.trainer.backends.fsdp.read_weights import meta_model, read_weights
 from rljob.trainer.backends.fsdp.sharding import free_whole_parameters, shard
 from rljob.trainer.batch import Microbatch
@@ -23,15 +25,16 @@ class FrozenFsdpModel:
 
     Args:
         source: Hugging Face directory.
-        dtype: of parameters and forward passes.
+        settings: of the job; ``dtype`` is that of parameters and forward passes, ``packing`` the layout of the policy.
         mesh: of the backend.
         world: the ranks.
 
     Raises:
-        ModelError: the directory has no causal language model.
+        ModelError: the directory has no causal language model, or one that cannot compute packed rows.
     """
 
-    def __init__(self, source: Path, dtype: torch.dtype, mesh: DeviceMesh, world: World) -> None:
+    def __init__(self, source: Path, settings: Trainer, mesh: DeviceMesh, world: World) -> None:
+        dtype: torch.dtype = getattr(torch, str(settings.dtype))
         self.model, conversions = meta_model(source)
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
@@ -40,7 +43,7 @@ class FrozenFsdpModel:
         if mesh.size() > 1 or dtype != torch.float32:  # as the policy, so that equal weights give equal bits
             shard(self.model, mesh, dtype, True)
         read_weights(self.model, conversions, source, world)
-        self._logprobs = TargetLogprobs(self.model)
+        self._logprobs = TargetLogprobs(self.model, choose_layout(self.model, settings, world, dtype, source))
         self._watch = Stopwatch(world.device)
 
     def run(self, microbatches: Sequence[Microbatch]) -> list[Output]:

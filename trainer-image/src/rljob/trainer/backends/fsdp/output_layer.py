@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from rljob.trainer.backends.base import Output
+from rljob.trainer.backends.fsdp.packed_rows import ModelInputs, padded
 from rljob.trainer.batch import Microbatch
 from rljob.trainer.logprobs import linear_logprobs, token_logprobs
 
@@ -24,52 +26,54 @@ class TargetLogprobs:
 
     Args:
         model: the model, sharded or not.
+        inputs: layout of its inputs.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+    def __init__(self, model: PreTrainedModel, inputs: Callable[[Microbatch], ModelInputs] = padded) -> None:
+        self._model, self._inputs = model, inputs
         layer = model.get_output_embeddings()
         self._layer = layer if type(layer) is torch.nn.Linear else None
         """None: the logits of all positions are computed."""
 
     def __call__(self, microbatch: Microbatch, entropy: bool = False) -> Output:
-        """Return the log-probabilities of the targets, and entropies on request.
-
-        Padding is on the right: the causal mask hides it.
-        """
-        results_BKE = None
+        """Return the log-probabilities of the targets, and entropies on request."""
+        inputs = self._inputs(microbatch)
+        results = None
         if self._layer is not None:
-            results_BKE = self._in_chunks(self._layer, microbatch, entropy)
-            if results_BKE is None:
+            results = self._in_chunks(self._layer, inputs, entropy)
+            if results is None:
                 log.info("the model changes its logits after the output layer: all logits are computed")
                 self._layer = None
-        if results_BKE is None:
-            targets_BK, temperature_B = microbatch.targets_BK, microbatch.temperature_B
-            results_BKE = token_logprobs(self._run(microbatch), targets_BK, temperature_B, entropy=entropy)
-        return Output(*results_BKE.unbind(-1))
+        if results is None:
+            logits = self._run(inputs).view(*inputs.targets.shape, -1)
+            results = token_logprobs(logits, inputs.targets, inputs.temperature, entropy=entropy)
+        return Output(*inputs.placed(results).unbind(-1))
 
-    def _run(self, microbatch: Microbatch) -> Tensor:
-        logits: Tensor = self._model(
-            input_ids=microbatch.token_ids_BL, use_cache=False, logits_to_keep=microbatch.keep_K
-        ).logits
+    def _run(self, inputs: ModelInputs) -> Tensor:
+        logits: Tensor = self._model(**inputs.arguments, use_cache=False).logits
         return logits
 
-    def _in_chunks(self, layer: torch.nn.Linear, microbatch: Microbatch, entropy: bool) -> Tensor | None:
-        """Return log-probabilities and entropies (B, K, E), or None if the model changes the output layer's result."""
+    def _in_chunks(self, layer: torch.nn.Linear, inputs: ModelInputs, entropy: bool) -> Tensor | None:
+        """Return log-probabilities and entropies of the targets, or None if the model changes the output layer's
+        result."""
         returned: list[tuple[Tensor, int]] = []
 
-        def forward(hidden_BKH: Tensor) -> Tensor:
-            targets_BK, temperature_B = microbatch.targets_BK, microbatch.temperature_B
-            results_BKE = linear_logprobs(
-                hidden_BKH, layer.weight, layer.bias, targets_BK, temperature_B, entropy=entropy
+        def forward(hidden: Tensor) -> Tensor:
+            results = linear_logprobs(
+                hidden.view(*inputs.targets.shape, -1),
+                layer.weight,
+                layer.bias,
+                inputs.targets,
+                inputs.temperature,
+                entropy=entropy,
             ).clone()  # FSDP needs outputs that are no views
-            returned.append((results_BKE, results_BKE._version))
-            return results_BKE
+            returned.append((results, results._version))
+            return results
 
         layer.forward = forward  # type: ignore[method-assign, assignment]
         try:
-            logits = self._run(microbatch)
+            logits = self._run(inputs)
         finally:
             del layer.forward
-        unchanged = [logits is results_BKE and logits._version == version for results_BKE, version in returned]
+        unchanged = [logits is results and logits._version == version for results, version in returned]
         return logits if unchanged == [True] else None

@@ -1,0 +1,99 @@
+"""Attention of packed rows: the rows of a microbatch follow each other in one sequence, and a token sees only its row.
+
+On a GPU with flash attention one kernel computes all rows (torch's ``varlen_attn``); elsewhere each row is computed by
+itself, which is as exact as a padded row.
+
+Importing this module registers the attention with transformers under the name :data:`PACKED`.
+
+Shapes: T tokens of all rows, H heads, D size of a head, L tokens of a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+PACKED, PADDED = "rljob_packed", "sdpa"
+"""Names of the attention in transformers, for packed and for padded rows."""
+AMPERE = (8, 0)
+"""First compute capability of flash attention."""
+LARGEST_HEAD = 256
+
+
+def has_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
+    """Return whether one kernel computes all rows."""
+    return (
+        device.type == "cuda"
+        and dtype in (torch.bfloat16, torch.float16)
+        and head_size % 8 == 0
+        and head_size <= LARGEST_HEAD
+        and torch.cuda.get_device_capability(device) >= AMPERE
+    )
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query_1HTD: Tensor,
+    key_1HTD: Tensor,
+    value_1HTD: Tensor,
+    attention_mask: None,
+    *,
+    cu_seq_lens_q: Tensor,
+    max_length_q: int,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_others: Any,
+) -> tuple[Tensor, None]:
+    """Return the results (1, T, H, D) for packed rows; called by the attention modules of transformers.
+
+    Args:
+        module: the attention module.
+        query_1HTD: of all rows; key and value may have fewer heads.
+        key_1HTD: see ``query_1HTD``.
+        value_1HTD: see ``query_1HTD``.
+        attention_mask: None.
+        cu_seq_lens_q: first token of each row, and T; int32.
+        max_length_q: tokens of the longest row.
+        scaling: of query · key.
+        sliding_window: tokens that a token sees, itself included; None: all before it.
+        _others: further arguments of transformers; :mod:`rljob.trainer.backends.fsdp.packing` knows those that matter.
+    """
+    if has_kernel(query_1HTD.device, query_1HTD.dtype, query_1HTD.shape[-1]):
+        window = (-1 if sliding_window is None else sliding_window - 1, 0)
+        parts = [part.squeeze(0).transpose(0, 1) for part in (query_1HTD, key_1HTD, value_1HTD)]
+        result_THD = varlen_attn(
+            *parts,
+            cu_seq_lens_q,
+            cu_seq_lens_q,
+            max_length_q,
+            max_length_q,
+            scale=scaling,
+            window_size=window,
+            enable_gqa=True,
+        )
+        assert isinstance(result_THD, Tensor)  # a tuple only on request
+        return result_THD.unsqueeze(0), None
+    lengths = cu_seq_lens_q.diff().tolist()
+    rows = zip(*(part.split(lengths, dim=2) for part in (query_1HTD, key_1HTD, value_1HTD)), strict=True)
+    results = [
+        sdpa_attention_forward(module, *row, _window_mask(row[0], sliding_window), scaling=scaling)[0] for row in rows
+    ]
+    return torch.cat(results, dim=1), None
+
+
+def _window_mask(query_1HLD: Tensor, window: int | None) -> Tensor | None:
+    """Return which tokens (query, key) of a row see each other; None: each sees all before it."""
+    length = query_1HLD.shape[2]
+    if window is None or length <= window:
+        return None
+    position = torch.arange(length, device=query_1HLD.device)
+    distance_LL = position.unsqueeze(1) - position
+    return ((distance_LL >= 0) & (distance_LL < window))[None, None]
+
+
+ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
