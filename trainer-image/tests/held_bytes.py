@@ -28,6 +28,6 @@ class HeldBytes(TorchDispatchMode):
     def add(self, *values: Any) -> None:
         """Count the tensors in ``values`` from now on."""
         for tensor in tree_leaves(values):
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
                 storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
                 self._storages[id(storage)] = weakref.ref(storage)

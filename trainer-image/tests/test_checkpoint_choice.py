@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,52 @@ def test_all_ranks_refuse_what_one_rank_cannot_read(tmp_path):
         (4, f"{directory}/step-000004/is unreadable by rank 0"),
     ]
     assert results == [(2, reasons)] * 2
+
+
+def of_machine(local_rank: int, local_size: int) -> World:
+    return replace(ALONE, local_rank=local_rank, local_size=local_size)
+
+
+@pytest.mark.parametrize("local_size", [1, 2, 3, 9])
+def test_ranks_of_a_machine_share_the_files_and_leave_none_out(local_size):
+    files = {f"{stem}-0000{part}-of-00003.safetensors": "" for stem in ("model", "optimizer") for part in (1, 2, 3)}
+    shares = [checkpoint_choice._share(files, of_machine(rank, local_size)) for rank in range(local_size)]
+    assert sorted(name for share in shares for name in share) == sorted(files)
+    assert max(map(len, shares)) == -(-len(files) // local_size)
+
+
+def share_files(world: World, storage: Path) -> tuple[set[str], Any, Any]:
+    """Return the files that this rank reads, and the step that is chosen: without damage, and if rank 1 sees another
+    record of the newest checkpoint."""
+    world, read = replace(world, local_rank=world.rank, local_size=world.size), set()
+    find_damage, read_state_file = checkpoint_choice.find_damage, checkpoint_choice.read_state_file
+
+    def noted(path: Path, files: Any) -> str:
+        read.update(f"{path.name}/{name}" for name in files)
+        return find_damage(path, files)
+
+    def other_record(path: Path) -> TrainerState:
+        state = read_state_file(path)
+        state.digest += "0" if world.rank == 1 and state.step == 4 else ""
+        return state
+
+    checkpoint_choice.find_damage = noted
+    chosen = choose_checkpoint(CheckpointStore(storage), world)
+    checkpoint_choice.find_damage, checkpoint_choice.read_state_file = find_damage, other_record
+    other = choose_checkpoint(CheckpointStore(storage), world)
+    return (
+        read,
+        chosen.state.step if chosen.state else None,
+        [(refused.step, refused.reason) for refused in other.refused],
+    )
+
+
+def test_damage_in_the_share_of_any_rank_is_damage_for_all(tmp_path):
+    checkpoints = write(tmp_path, 2, 4, 6)
+    flip(checkpoints.path(6) / "trainer/optimizer.safetensors", 100)
+    (first, step, refused), (second, *others) = on_ranks(2, share_files, tmp_path)
+    assert [step, refused] == others and step == 4
+    assert refused[1] == (4, f"{checkpoints.path(4)} is not the same for all ranks")
+    assert not first & second
+    of_four = {name for name in first | second if name.startswith("step-000004/")}
+    assert of_four == {f"step-000004/{name}" for name in FILES if name != "trainer.json"}

@@ -18,6 +18,7 @@ from rljob.api.memory_plan import (
     GRANULE,
     USABLE,
     AdapterSettings,
+    Packing,
     TrainerSettings,
     fewest_ranks,
     most_tokens,
@@ -25,7 +26,7 @@ from rljob.api.memory_plan import (
 )
 from rljob.api.model_shape import ModelShape
 from rljob.api.models import RLJobSpec
-from rljob.api.roles import Lora
+from rljob.api.roles import Lora, Trainer
 
 Shapes: TypeAlias = Mapping[str, ModelShape]
 """Name of an entry of `models` → its numbers. Models whose numbers are not known are left out."""
@@ -66,12 +67,20 @@ def settings_of(spec: RLJobSpec, models: Shapes, tokens: int | None = None) -> T
         tokens=tokens or max(longest_sample(spec)[1], trainer.microbatch_tokens or 0),
         bucket_bytes=spec.weight_sync.bucket_bytes,
         recompute=trainer.recompute,
+        packing=_packing(trainer),
         wire="device" if spec.weight_sync.transport == "nccl" else "host",
         adapters=_adapters(trainer.lora),
         copies=trainer.parallelism.replicate,
         offload=trainer.optimizer.offload and trainer.accelerator.kind == "nvidia",
         frozen=tuple(models[name] for name in frozen_names(spec) if name in models),
     )
+
+
+def _packing(trainer: Trainer) -> Packing:
+    kernel = trainer.accelerator.kind == "nvidia" and trainer.dtype == "bfloat16"
+    if trainer.packing == "none" or (trainer.packing == "auto" and not kernel):
+        return "none"
+    return "kernel" if kernel else "rows"
 
 
 def frozen_names(spec: RLJobSpec) -> list[str]:

@@ -19,6 +19,7 @@ from rljob.api.model_shape import ModelShape
 
 Dtype: TypeAlias = Literal["float32", "bfloat16"]
 Recompute: TypeAlias = Literal["none", "layer"]
+Packing: TypeAlias = Literal["none", "rows", "kernel"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FLOAT32 = 4
 USABLE = 0.9
@@ -28,13 +29,19 @@ CHUNK_BYTES = 1 << 28
 ONE_EXCHANGE_BYTES = 2 << 30
 """Largest float32 gradient that a rank keeps whole during an update; the same as in the FSDP2 backend."""
 EXCHANGE_BYTES = 1 << 28
-"""Whole tensors that ranks exchange at a time for a checkpoint; BUCKET_BYTES in the FSDP2 backend's gather_weights."""
+"""Whole tensors that ranks exchange at a time for a checkpoint, or gather for an update; BUCKET_BYTES in the FSDP2
+backend's gather_weights."""
 GRANULE = 256
 """A derived number of microbatch tokens is a multiple of this."""
 MOST_TOKENS = 32_768
 """Largest derived number of microbatch tokens: above it kernels do not become faster."""
 TOKEN_BYTES = 256
 """Per token: ids, masks, log-probabilities, rotary angles."""
+CHECKED_TOKENS = 64
+"""More than the padded tokens of the check of packed rows."""
+PADDED_LIMIT = 4
+"""Padded positions of a microbatch of packed rows, as a multiple of its tokens; the same as in
+``rljob.trainer.batch_plan``. Only what :data:`TOKEN_BYTES` counts is padded."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class TrainerSettings:
     the backward pass. ``wire``: where the copy of the weights is while it is sent; ``device`` with NCCL.
     ``adapters``: what is trained instead of the model. ``offload``: moments and AdamW are on the host. ``copies``: of
     the parameters, each on its own ranks. ``frozen``: models that are not trained, as reference or teacher.
+    ``packing``: whether rows are packed, and their attention computed row by row or by one kernel.
     """
 
     ranks: int
@@ -75,6 +83,7 @@ class TrainerSettings:
     offload: bool = False
     copies: int = 1
     frozen: tuple[ModelShape, ...] = ()
+    packing: Packing = "none"
 
     @property
     def plain(self) -> bool:
@@ -126,15 +135,17 @@ def plan_memory(model: ModelShape, settings: TrainerSettings) -> MemoryPlan:
     device_copy, host_copy = _sent_copy(model, settings, "device"), _sent_copy(model, settings, "host")
     if settings.offload:  # copies of the weights, moments and gradients
         host_copy += _share(4 * FLOAT32 * trained, settings)
-    gathered = 0 if settings.ranks == 1 else 2 * FLOAT32 * model.largest_parameter
     rows = max(_share(FLOAT32 * shape.largest_parameter, settings) for shape in (model, *settings.frozen))
     packed = settings.bucket_bytes + DTYPE_BYTES[settings.dtype] * model.largest_parameter
     device_packed, host_packed = (packed, 0) if settings.wire == "device" else (0, packed)
     merging, saved = _merging_bytes(model, settings), _saved_bytes(model, settings)
     return MemoryPlan(
-        load=Peak(masters + frozen + rows, rows),
+        load=Peak(masters + frozen + max(rows, _checking_bytes(model, settings)), rows),
         step=Peak(step_bytes(model, settings), host_copy + saved),
-        update=Peak(state + gathered + merging + device_copy + device_packed, host_copy + host_packed + saved),
+        update=Peak(
+            state + _gathered_bytes(model, settings) + merging + device_copy + device_packed,
+            host_copy + host_packed + saved,
+        ),
         checkpoint=Peak(state + _exchanged_bytes(model, settings) + merging + device_copy, host_copy + saved),
     )
 
@@ -147,9 +158,37 @@ def frozen_bytes(settings: TrainerSettings) -> int:
 def _scoring_bytes(model: ModelShape, settings: TrainerSettings) -> int:
     """Return the peak on the device, beside all shards, of a forward pass of a model that is not trained."""
     size, tokens = DTYPE_BYTES[settings.dtype], settings.tokens
-    whole = 0 if settings.plain else size * (model.root_parameters + 2 * model.block_parameters)
     working = (size * (3 * model.intermediate + 4 * model.hidden) + FLOAT32 * model.hidden) * tokens
-    return whole + TOKEN_BYTES * tokens + max(working, _output_bytes(model, settings))
+    kept = _whole_bytes(model, settings) + _token_bytes(settings) * tokens
+    return kept + max(working, _output_bytes(model, settings))
+
+
+def _whole_bytes(model: ModelShape, settings: TrainerSettings) -> int:
+    """Return the bytes of the whole parameters in a forward pass: the rest of the model and two layers."""
+    whole = model.root_parameters + 2 * model.block_parameters
+    return 0 if settings.plain else DTYPE_BYTES[settings.dtype] * whole
+
+
+def _checking_bytes(model: ModelShape, settings: TrainerSettings) -> int:
+    """Return the bytes of the forward passes of a few tokens that compare packed rows with padded ones."""
+    few = replace(settings, tokens=CHECKED_TOKENS)
+    shapes = () if settings.packing == "none" else (model, *settings.frozen)
+    return max((_scoring_bytes(shape, few) for shape in shapes), default=0)
+
+
+def _token_bytes(settings: TrainerSettings) -> int:
+    return TOKEN_BYTES * (1 if settings.packing == "none" else PADDED_LIMIT)
+
+
+def _gathered_bytes(model: ModelShape, settings: TrainerSettings) -> int:
+    """Return the bytes of the weights that are gathered for an update at a time: this rank's rows of a bucket, the rows
+    of all ranks, and a whole tensor of them. One rank only converts a tensor."""
+    size = DTYPE_BYTES[settings.dtype]
+    largest = size * model.largest_parameter
+    if settings.ranks == 1:
+        return 0 if settings.dtype == "float32" else largest
+    bucket = max(min(EXCHANGE_BYTES, size * model.parameters), largest)
+    return bucket + _share(bucket, settings) + largest
 
 
 def _merging_bytes(model: ModelShape, settings: TrainerSettings) -> int:
@@ -185,11 +224,12 @@ def step_bytes(model: ModelShape, settings: TrainerSettings) -> int:
     gradients = _share(FLOAT32 * trained, settings)
     block, root = size * (model.block_parameters + adapters), size * model.root_parameters
     layer = layer_bytes(model, settings.dtype, settings.adapters)
+    layer += size * model.query if settings.packing == "rows" else 0  # the results of the rows, apart and together
     if settings.recompute == "layer":
         kept, again = model.layers * size * model.hidden * tokens, layer * tokens
     else:
         kept, again = model.layers * layer * tokens, 0
-    kept += (FLOAT32 + 3 * size) * model.hidden * tokens + TOKEN_BYTES * tokens  # last norm, inputs of the output layer
+    kept += ((FLOAT32 + 3 * size) * model.hidden + _token_bytes(settings)) * tokens  # last norm, inputs of the head
     if settings.plain:
         parameters, in_passes = 0, FLOAT32 * trained
     elif settings.ranks == 1 or FLOAT32 * model.parameters <= ONE_EXCHANGE_BYTES:  # one exchange for all microbatches
@@ -238,7 +278,7 @@ def _output_bytes(model: ModelShape, settings: TrainerSettings) -> int:
     if tokens <= chunk:
         return (2 * size + FLOAT32) * model.vocabulary * tokens
     logits = (2 * size + FLOAT32) * model.vocabulary * chunk
-    gradient = 0 if settings.adapters else (FLOAT32 + size) * model.largest_parameter
+    gradient = 0 if settings.adapters else (FLOAT32 + size) * model.embedding_parameters
     return logits + size * model.hidden * tokens + gradient
 
 

@@ -69,12 +69,17 @@ class ModelShape:
     @property
     def root_parameters(self) -> int:
         """Parameters outside the layers: embedding, last norm and head."""
-        return (1 if self.tied else 2) * self.largest_parameter + self.hidden
+        return (1 if self.tied else 2) * self.embedding_parameters + self.hidden
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the embedding, and of the head."""
+        return self.vocabulary * self.hidden
 
     @property
     def largest_parameter(self) -> int:
-        """Elements of the embedding, the largest tensor."""
-        return self.vocabulary * self.hidden
+        """Elements of the largest tensor: nearly always the embedding."""
+        return self.hidden * max(self.vocabulary, self.intermediate, self.query)
 
     @property
     def parameters(self) -> int:

@@ -1,14 +1,18 @@
 """Chooses the checkpoint to load: the newest one that is as it was written.
 
-Every rank reads whole files, so every rank computes their digests before it loads them, and the first problem of any
-rank counts for all ranks. :mod:`rljob.protocol.checkpoint_record` says what that costs. A refused checkpoint stays
-where it is: this process has no incarnation yet, and a process that has been replaced must not move files of its
-successor. The replay writes the checkpoint again; the coordinator removes one that is not written again.
+Before ranks load a checkpoint, those of each machine compute the digests of its files, each of its share of them: they
+read the same files, through one page cache. Other machines check the files again, because they may see others. The
+first problem of any rank counts for all ranks. :mod:`rljob.protocol.checkpoint_record` says what that costs.
+
+A refused checkpoint stays where it is: this process has no incarnation yet, and a process that has been replaced must
+not move files of its successor. The replay writes the checkpoint again; the coordinator removes one that is not written
+again.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,8 +73,11 @@ def choose_checkpoint(
             break
         judged.add(step)
         damage = _download(checkpoints, world, copies, copied[step]) if step not in local else ""
-        state, verdict = (None, damage) if damage else _judge(checkpoints.path(step), step)
-        verdicts = world.gather(verdict)
+        state, verdict = (None, damage) if damage else _judge(checkpoints.path(step), step, world)
+        answers = world.gather((verdict, state.digest if state is not None else ""))
+        verdicts = [verdict for verdict, _ in answers]
+        if not any(verdicts) and len(set(answers)) > 1:  # the shares are those of different records
+            verdicts = [f"{checkpoints.path(step)} is not the same for all ranks"]
         if not any(verdicts):
             return CheckpointChoice(checkpoints.path(step), state, refused)
         if VANISHED not in verdicts:
@@ -96,18 +103,25 @@ def _download(checkpoints: CheckpointStore, world: World, copies: S3Checkpoints 
     return world.agree(download)[0]
 
 
-def _judge(path: Path, step: int) -> tuple[TrainerState | None, str]:
-    """Return the record of a checkpoint and what is wrong with the checkpoint; empty if nothing is."""
+def _judge(path: Path, step: int, world: World) -> tuple[TrainerState | None, str]:
+    """Return the record of a checkpoint and what is wrong with this rank's share of it; empty if nothing is."""
     state, problem = None, ""
     try:
         state = read_state_file(path)
         if state.step != step:
             problem = f"{path} holds the checkpoint of step {state.step}"
-        elif damage := find_damage(path, state.files) or find_unrecorded(path, state.files):
+        elif damage := find_damage(path, _share(state.files, world)) or find_unrecorded(path, state.files):
             problem = f"{path}/{damage}"
     except ValueError as error:
         problem = str(error)
     return state, VANISHED if problem and not path.is_dir() else problem
+
+
+def _share(files: Mapping[str, str], world: World) -> dict[str, str]:
+    """Return the files whose digests this rank computes. It follows from the names only: all ranks of a machine must
+    divide the same files in the same way. Parts of one file have names in a row and nearly the same size."""
+    names = sorted(files)[world.local_rank :: world.local_size]
+    return {name: files[name] for name in names}
 
 
 def _all(refused: list[RefusedCheckpoint]) -> str:

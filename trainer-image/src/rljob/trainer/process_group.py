@@ -51,6 +51,8 @@ class World:
     dp_rank: int  # of this replica among the replicas
     dp_size: int  # number of replicas
     data_group: dist.ProcessGroup | None = None
+    local_rank: int = 0  # among the processes of this machine or pod, which see the same files
+    local_size: int = 1
 
     def with_data_parallel(self, rank: int, size: int, group: dist.ProcessGroup) -> World:
         """Return this world for a backend whose replicas span several ranks.
@@ -156,7 +158,9 @@ def join_world() -> World:
         torch.cuda.synchronize(device)
         log.info("NCCL connects the ranks by %s", PROCESS_LOG.transports())
     control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
-    return World(rank, size, device, control, dp_rank=rank, dp_size=size)
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_rank = local_rank if local_size > 1 else 0
+    return World(rank, size, device, control, rank, size, local_rank=local_rank, local_size=local_size)
 
 
 def _rendezvous(rank: int, size: int) -> dist.Store:
