@@ -5,7 +5,8 @@
 Both programs train the same random model in this process: same microbatches, same objective, clipping and AdamW. The
 first is the trainer's step (plan, tensors, FSDP2 on one rank, metrics); the second is a short loop over a plain
 transformers model, which gets the tensors ready-made. Their steps alternate; the first pair is a warm-up and not
-counted. The peak memory of each is that of a process of its own.
+counted. ``cpu_ratio`` compares their CPU time instead, which depends less on what else the machine does. The peak memory
+of each is that of a process of its own.
 
 ``lockstep`` is positions of the slowest rank × ranks / tokens, for 8 ranks and 512 samples of log-normal length (median
 512 tokens, sigma 0.5) in 1, 4, 8 and 16 minibatches: a figure of the plan, so it does not depend on the machine.
@@ -129,24 +130,31 @@ PROGRAMS: Mapping[str, Callable[[str, Path, World], Step]] = {"rljob": trainer_s
 
 
 def alternate(size: str, model: Path, repeats: int) -> dict[str, float]:
-    """Return tokens per second of both programs, and the median ratio of the counted pairs."""
+    """Return tokens per second of both programs, and the median ratios of the counted pairs: of time and of CPU time."""
     tokens = sum(sample.total_tokens for sample in make_batch(size)[0].samples)
     world = _join()
     steps = {name: make(size, model, world) for name, make in PROGRAMS.items()}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
+    cpu: dict[str, list[float]] = {name: [] for name in steps}
     for pair in range(repeats + 1):
         for name in sorted(steps, reverse=pair % 2 == 1):  # each is first in every other pair
-            started = time.perf_counter()
+            started, used = time.perf_counter(), time.process_time()
             steps[name]()
-            seconds[name] += [time.perf_counter() - started] if pair else []
+            if pair:
+                seconds[name].append(time.perf_counter() - started)
+                cpu[name].append(time.process_time() - used)
         if pair:
             sys.stderr.write(
                 f"{size}: " + ", ".join(f"{name} {each[-1]:.3f} s" for name, each in seconds.items()) + "\n"
             )
     leave_world()
-    ratios = [bare / ours for ours, bare in zip(seconds["rljob"], seconds["bare"], strict=True)]
     rates = {f"{name}_tokens_per_second": tokens / statistics.median(each) for name, each in seconds.items()}
-    return rates | {"fsdp_ratio": statistics.median(ratios)}
+    return rates | {"fsdp_ratio": _ratio(seconds), "cpu_ratio": _ratio(cpu)}
+
+
+def _ratio(seconds: Mapping[str, list[float]]) -> float:
+    """Return the median over the pairs of bare / rljob."""
+    return statistics.median(bare / ours for ours, bare in zip(seconds["rljob"], seconds["bare"], strict=True))
 
 
 def peak_memory(name: str, size: str, model: Path) -> float:

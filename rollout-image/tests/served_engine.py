@@ -9,7 +9,7 @@ from array import array
 
 import psutil
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rljob.protocol.messages import (
     Generate,
@@ -27,6 +27,18 @@ BUCKET_BYTES = 200_000
 LONGEST = 1024
 IN_FLIGHT_TOKENS = 600  # about a second
 TOLERANCE = 1e-4
+CONFIG = {
+    "model_type": "qwen2",
+    "vocab_size": 320,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.06,
+    "max_position_embeddings": 1024,
+}
 torch.set_num_threads(1)
 
 
@@ -41,20 +53,10 @@ def floats(data):
 class Trainer:
     """The policy, its sender, and updates numbered from 1."""
 
-    def __init__(self, path, workers=1):
+    def __init__(self, path, workers=1, **config):
         torch.manual_seed(0)
-        config = Qwen2Config(
-            vocab_size=320,
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            tie_word_embeddings=True,
-            initializer_range=0.06,
-            max_position_embeddings=1024,
-        )
-        self.model = Qwen2ForCausalLM(config).float().eval()
+        config = AutoConfig.for_model(**(CONFIG | config))
+        self.model = AutoModelForCausalLM.from_config(config).float().eval()
         self.model.save_pretrained(path)
         self.sender = WeightSender("127.0.0.1", 20.0, "gloo")
         self.workers = workers

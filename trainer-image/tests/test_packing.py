@@ -220,5 +220,22 @@ def test_the_default_packs_where_one_kernel_computes_all_rows(tmp_path, world, m
 )
 def test_the_kernel_needs_a_device_a_type_and_a_size(monkeypatch, dtype, size, capability, expected):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    assert row_attention.has_kernel(torch.device("cuda"), dtype, size) == expected
-    assert not row_attention.has_kernel(torch.device("cpu"), dtype, size)
+    monkeypatch.setattr(row_attention, "_runs", lambda *_: True)
+    has_kernel = row_attention.has_kernel.__wrapped__  # without its cache
+    assert has_kernel(torch.device("cuda"), dtype, size) == expected
+    assert not has_kernel(torch.device("cpu"), dtype, size)
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_the_kernel_is_tried_in_both_passes(monkeypatch, caplog, built):
+    def attention(query: torch.Tensor, *_: Any, **options: Any) -> torch.Tensor:
+        assert options == {"window_size": (-1, 0)} and query.requires_grad
+        if not built:
+            raise NotImplementedError("PyTorch was compiled without it")
+        return query * 2
+
+    monkeypatch.setattr(row_attention, "varlen_attn", attention)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    with torch.no_grad():
+        assert row_attention._runs(torch.device("cpu"), torch.bfloat16, 8) == built
+    assert ("PyTorch was compiled without it" in caplog.text) != built

@@ -4,7 +4,8 @@ A weight transfer engine of vLLM, based on :class:`rljob.transfer.receiver.Weigh
 tensor, and vLLM's layerwise reload loads the worker's part of it into the model: with tensor parallelism slices, with
 pipeline parallelism some layers. This module adds:
 
-- On CPU, the packed copy of a tied ``lm_head`` is packed again, because vLLM does not refresh it.
+- On CPU, the packed copy of a tied ``lm_head`` is packed again, because vLLM does not refresh it. So are the weights of
+  experts, which vLLM packs after the first loading only (in bfloat16: with AMX, on ARM and on POWER).
 - After a failed update, the layers get their previous tensors back, so that another update can follow. Their weights
   may be a mixture: the agent keeps the engine paused until an update succeeds.
 
@@ -17,8 +18,8 @@ import logging
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, cast
+from functools import partial, wraps
+from typing import Any, TypeAlias, cast
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -27,6 +28,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload.layerwise import (
@@ -50,6 +52,7 @@ log = logging.getLogger(f"vllm.{__name__}")
 log.setLevel(logging.INFO)  # few lines, and vLLM's default here is WARNING
 
 BACKEND = "rljob"
+ProcessWeights: TypeAlias = Callable[[Any, torch.nn.Module], None]
 
 
 @dataclass(kw_only=True)
@@ -183,10 +186,26 @@ def _restore_layers(model: torch.nn.Module) -> None:
             info.reset()
 
 
+def packing_again(process: ProcessWeights) -> ProcessWeights:
+    """Return vLLM's method of layers with experts, changed so that the kernel of a CPU packs the weights after each
+    loading."""
+
+    @wraps(process)
+    def process_and_pack(method: Any, layer: torch.nn.Module) -> None:
+        again = method.moe_kernel is not None
+        process(method, layer)
+        if again and layer.w13_weight.device.type == "cpu":
+            method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+    return process_and_pack
+
+
 def _repack(lm_head: torch.nn.Module) -> None:
     if lm_head.weight.device.type == "cpu" and hasattr(lm_head, "cpu_linear"):
         dispatch_cpu_unquantized_gemm(lm_head, remove_weight=False)
 
 
+_experts: Any = UnquantizedFusedMoEMethod
+_experts.process_weights_after_loading = packing_again(_experts.process_weights_after_loading)
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, VllmWeightTransfer)

@@ -10,6 +10,8 @@ Shapes: T tokens of all rows, H heads, D size of a head, L tokens of a row.
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+log = logging.getLogger(__name__)
+
 PACKED, PADDED = "rljob_packed", "sdpa"
 """Names of the attention in transformers, for packed and for padded rows."""
 AMPERE = (8, 0)
@@ -25,15 +29,33 @@ AMPERE = (8, 0)
 LARGEST_HEAD = 256
 
 
+@functools.cache
 def has_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    """Return whether one kernel computes all rows."""
+    """Return whether one kernel computes all rows. It is tried, in both passes, because PyTorch may be built without
+    it."""
     return (
         device.type == "cuda"
         and dtype in (torch.bfloat16, torch.float16)
         and head_size % 8 == 0
         and head_size <= LARGEST_HEAD
         and torch.cuda.get_device_capability(device) >= AMPERE
+        and _runs(device, dtype, head_size)
     )
+
+
+def _runs(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
+    tokens_2HD = torch.zeros(2, 1, head_size, device=device, dtype=dtype, requires_grad=True)
+    starts = torch.tensor([0, 1, 2], device=device, dtype=torch.int32)
+    try:
+        with torch.enable_grad():
+            result = varlen_attn(tokens_2HD, tokens_2HD, tokens_2HD, starts, starts, 1, 1, window_size=(-1, 0))
+            assert isinstance(result, Tensor)  # a tuple only on request
+            result.sum().backward()
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        log.warning("PyTorch's attention of variable length cannot be used: %s", error)
+        return False
+    return True
 
 
 def packed_attention(
