@@ -5,7 +5,7 @@
 Both programs train the same random model in this process: same microbatches, same objective, clipping and AdamW. The
 first is the trainer's step (plan, tensors, FSDP2 on one rank, metrics); the second is a short loop over a plain
 transformers model, which gets the tensors ready-made. Their steps alternate; the first pair is a warm-up and not
-counted. ``cpu_ratio`` compares their CPU time instead, which depends less on what else the machine does. The peak memory
+counted. ``cpu_ratio`` compares their CPU time, which depends less on what else the machine does. The peak memory
 of each is that of a process of its own.
 
 ``lockstep`` is positions of the slowest rank × ranks / tokens, for 8 ranks and 512 samples of log-normal length (median
@@ -130,7 +130,7 @@ PROGRAMS: Mapping[str, Callable[[str, Path, World], Step]] = {"rljob": trainer_s
 
 
 def alternate(size: str, model: Path, repeats: int) -> dict[str, float]:
-    """Return tokens per second of both programs, and the median ratios of the counted pairs: of time and of CPU time."""
+    """Return tokens per second of both programs, and the median ratios of the counted pairs: by time and by CPU."""
     tokens = sum(sample.total_tokens for sample in make_batch(size)[0].samples)
     world = _join()
     steps = {name: make(size, model, world) for name, make in PROGRAMS.items()}
