@@ -146,7 +146,15 @@ def ours(algorithm: Algorithm, arrays: Arrays) -> Result:
     tokens = Microbatch(mask_BT.long(), none, none, mask_BT, arrays.behavior_BT, none, 1, [])
     rewards_B = torch.tensor([sample.reward for sample in arrays.samples])
     inputs = MicrobatchInputs(
-        range(len(lengths)), tokens, 0, weights_B, rewards_B, torch.zeros_like(mask_BT.long()), 1, rewards_B < -1e9
+        range(len(lengths)),
+        tokens,
+        mask_BT.numel(),
+        0,
+        weights_B,
+        rewards_B,
+        torch.zeros_like(mask_BT.long()),
+        1,
+        rewards_B < -1e9,
     )
     inputs.advantages_BK = arrays.advantages_B.unsqueeze(-1).expand(mask_BT.shape).where(mask_BT, 0.0)
     logprobs_BT = arrays.logprobs()

@@ -103,7 +103,7 @@ def run(
         of = {name: torch.tensor([values[n] for n in part]) for name, values in (("w", weights), ("r", tokens.rewards))}
         current = torch.zeros(len(part), dtype=torch.bool)
         turns_BK, turns = rows(tokens.turns).long(), 1 + max(max(tokens.turns[n]) for n in part)
-        made_inputs = MicrobatchInputs(part, microbatch, 0, of["w"], of["r"], turns_BK, turns, current)
+        made_inputs = MicrobatchInputs(part, microbatch, mask_BK.numel(), 0, of["w"], of["r"], turns_BK, turns, current)
         made_inputs.advantages_BK = rows(tokens.advantages)
         inputs.append(made_inputs)
         outputs.append(rows(tokens.now, outside).requires_grad_())
