@@ -87,9 +87,11 @@ def packed_attention(
     """
     if has_kernel(query_1HTD.device, query_1HTD.dtype, query_1HTD.shape[-1]):
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
-        parts = [part.squeeze(0).transpose(0, 1) for part in (query_1HTD, key_1HTD, value_1HTD)]
+        query_THD, key_THD, value_THD = (part[0].transpose(0, 1) for part in (query_1HTD, key_1HTD, value_1HTD))
         result_THD = varlen_attn(
-            *parts,
+            query_THD,
+            key_THD,
+            value_THD,
             cu_seq_lens_q,
             cu_seq_lens_q,
             max_length_q,
@@ -103,7 +105,8 @@ def packed_attention(
     lengths = cu_seq_lens_q.diff().tolist()
     rows = zip(*(part.split(lengths, dim=2) for part in (query_1HTD, key_1HTD, value_1HTD)), strict=True)
     results = [
-        sdpa_attention_forward(module, *row, _window_mask(row[0], sliding_window), scaling=scaling)[0] for row in rows
+        sdpa_attention_forward(module, query, key, value, _window_mask(query, sliding_window), scaling=scaling)[0]
+        for query, key, value in rows
     ]
     return torch.cat(results, dim=1), None
 
