@@ -156,3 +156,59 @@ async def test_the_trainer_opens_a_group_for_all_workers_of_an_engine(new_world:
     world.connect_all()
     await world.settle()
     assert world.run.finished and {target.workers for target in targets} == {12}
+
+
+def noted_targets(world: Any) -> list[tuple[str, int]]:
+    """Return a list that gets engine and version of every update that the trainer is told to send."""
+    targets: list[tuple[str, int]] = []
+    execute = world.trainer._execute
+
+    def note(command: Any) -> None:
+        if isinstance(command, m.SendWeights):
+            targets.extend((target.engine, world.trainer.step_) for target in command.engines)
+        execute(command)
+
+    world.trainer._execute = note
+    return targets
+
+
+async def test_an_engine_that_joins_serves_the_present_weights_after_one_update(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(n=1, steps=6, alpha=1), tmp_path, engines=2)
+    await world.start()
+    targets, late = noted_targets(world), world.agents.pop()
+    world.connect_all()
+    while world.run.version < 2:
+        await world.some(1)
+    before = [version for engine, version in targets]
+    world.agents.append(late)
+    late.connect()
+    while late.version < 0:
+        await world.some(1)
+    of_late = [version for engine, version in targets if engine == late.instance]
+    assert of_late == [late.version] and late.version >= 2
+    assert len(targets) - len(before) - 1 <= late.version - max(before), "no other engine was updated for it"
+    await world.settle()
+    assert world.run.finished
+
+
+async def test_an_engine_that_does_not_answer_costs_its_own_time_limit_once(new_world: Any, tmp_path: Path) -> None:
+    """The others are updated and the run continues meanwhile; then the engine gets one more update, in a new group."""
+    world = new_world(job(n=1, steps=6, alpha=1), tmp_path, engines=3)
+    await world.start()
+    targets, silent = noted_targets(world), world.agents[0]
+    step, silent.step = silent.step, lambda: super(type(silent), silent).step()
+    world.connect_all()
+    while world.run.version < 3:
+        await world.some(1)
+    assert [version for engine, version in targets if engine == silent.instance] == [0]
+    assert all(agent.version >= 2 for agent in world.agents[1:])
+    (engine,) = (each for each in world.run.engines.by_instance.values() if each.instance == silent.instance)
+    assert engine.update is not None and engine.failures == 0
+    world.run.weights._expire(engine, engine.update)
+    assert (engine.failures, engine.fresh) == (1, True)
+    silent.preparing, silent.step = None, step
+    while silent.version < 0:
+        await world.some(1)
+    assert [version for engine, version in targets if engine == silent.instance] == [0, silent.version]
+    await world.settle()
+    assert world.run.finished and silent.lives == 0
