@@ -19,7 +19,6 @@ EXAMPLES = {
         "Colocated",
         "spec.rollouts[0].placement: Colocated is not supported yet; remove it or set Separate",
     ),
-    "weightSync.transport": ("ipc", "spec.weightSync.transport: ipc is not supported yet; remove it or set auto"),
     "weightSync.groups": ("shared", "spec.weightSync.groups: shared is not supported yet; remove it or set perEngine"),
 }
 
@@ -58,7 +57,6 @@ def test_an_unsupported_value_is_refused_by_name(manifest, path):
         ("environments", []),
         ("trainer.backend", "fsdp"),
         ("rollouts[].placement", "Separate"),
-        ("weightSync.transport", "gloo"),
         ("scheduling.gang.provider", None),
         ("scheduling.gang.provider", "none"),
     ],
@@ -81,5 +79,5 @@ def test_the_page_on_fields_names_unsupported_values():
     known = fields()
     for field in UNSUPPORTED:
         assert "not supported yet" in known[f"spec.{field.name}"].meaning.lower()
-    assert known["spec.weightSync.transport"].meaning.endswith("`ipc` is not supported yet.")
+    assert known["spec.weightSync.groups"].meaning.endswith("`shared` is not supported yet.")
     assert "not supported" not in known["spec.trainer.dtype"].meaning

@@ -563,6 +563,14 @@ def test_local_paths_and_commands_are_refused_in_a_cluster(manifest):
     assert "write job://PATH" in found[0]
 
 
+def test_pods_share_no_memory_for_weights(manifest):
+    manifest["spec"]["weightSync"] = {"transport": "ipc"}
+    assert problems(validate(manifest)) == [
+        "spec.weightSync.transport: ipc is for rljob run, because pods do not share memory; in a cluster set auto, "
+        "gloo or nccl"
+    ]
+
+
 def test_a_function_needs_an_image_with_its_package_and_runs_rljob_s_service_in_it(manifest):
     reward = {"name": "exact", "function": "mine.rewards:length", "config": {"unit": 2}}
     manifest["spec"]["rewards"] = [reward]

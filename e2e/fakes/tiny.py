@@ -21,6 +21,7 @@ from rljob.protocol import messages as m
 from rljob.transfer.rendezvous import Rendezvous
 from rljob.transfer.rounds import receive_round
 from rljob.transfer.weight_group import WeightGroup
+from rljob.transfer.wire_plan import WirePlan
 
 WEIGHTS_SECONDS = 60.0
 VOCABULARY = 257  # of e2e/fakes/model.py
@@ -91,6 +92,6 @@ class TinyEngine(FakeEngine):
             state.update((name, tensor.clone()) for name, tensor in tensors)
 
         deadline = time.monotonic() + WEIGHTS_SECONDS
-        digest = receive_round(group, update.parameters, update.bucket_bytes, load, deadline)
+        digest = receive_round(group, WirePlan(update.parameters, update.bucket_bytes), load, deadline)
         self._model.load_state_dict(state, strict=False)
         return digest

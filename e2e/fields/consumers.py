@@ -591,4 +591,4 @@ def published(job: RLJob, storage: Path) -> Any:
     loop._world = mock.Mock(device=torch.device("cpu"))
     with mock.patch("rljob.trainer.loop.WeightSender") as sender:
         publisher = loop._make_publisher()
-    return sender.call_args.args, publisher._transport, loop._wire_device
+    return sender.call_args.args, publisher._transport

@@ -21,6 +21,7 @@ from rljob.protocol.messages import (
     WeightAck,
 )
 from rljob.trainer.weight_sender import WeightSender
+from rljob.transfer.bucket_wires import wire_buffers
 from rljob.transfer.packed_weights import pack
 
 BUCKET_BYTES = 200_000
@@ -58,10 +59,15 @@ class Trainer:
         config = AutoConfig.for_model(**(CONFIG | config))
         self.model = AutoModelForCausalLM.from_config(config).float().eval()
         self.model.save_pretrained(path)
-        self.sender = WeightSender("127.0.0.1", 20.0, "gloo")
+        self.use("gloo")
         self.workers = workers
         self.version = -1
         self.updates = 0
+
+    def use(self, transport):
+        """Send over another transport from now on; the engine joins a new group."""
+        self.transport, self.sender = transport, WeightSender("127.0.0.1", 20.0, transport)
+        self.buffers = wire_buffers(transport, "cpu")
 
     def change(self):
         """Change the weights to the next version."""
@@ -81,7 +87,7 @@ class Trainer:
         return [(name, parameter.detach()) for name, parameter in self.model.named_parameters()]
 
     def packed(self):
-        return pack(self.tensors(), BUCKET_BYTES)
+        return pack(self.tensors(), BUCKET_BYTES, buffers=self.buffers)
 
     def prepare(self, engine, in_flight="keep", fresh=False, timeout=20.0):
         self.updates += 1
@@ -95,7 +101,7 @@ class Trainer:
             address=info.address,
             port=info.port,
             world_size=info.world_size,
-            transport="gloo",
+            transport=self.transport,
             bucket_bytes=BUCKET_BYTES,
             parameters=self.packed().parameters,
             probe=Probe(sequences, [self.logprobs(s) for s in sequences]),

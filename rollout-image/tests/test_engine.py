@@ -147,6 +147,19 @@ async def test_weights_change_while_requests_are_in_flight(run, in_flight):
     run.check(shared, done)
 
 
+async def test_weights_reach_the_engine_through_shared_memory(run):
+    run.trainer.use("ipc")
+    for _ in range(3):  # the group, and the memory of the copy, are those of the update before
+        run.trainer.change()
+        await run.update()
+    request = run.request([3, 1, 4], 20)
+    await run.coordinator.send(request)
+    run.check([3, 1, 4], await run.coordinator.completion(request.request_id))
+    run.trainer.use("gloo")
+    run.trainer.change()
+    await run.update(fresh=True)
+
+
 async def test_every_route_of_the_server_requires_its_key(run):
     import aiohttp
 

@@ -32,7 +32,8 @@ from rljob.trainer.batch import Microbatch, Row, collate
 from rljob.trainer.errors import ModelError
 from rljob.trainer.process_group import World, join_world, leave_world
 from rljob.transfer.bucket_buffers import BucketBuffers
-from rljob.transfer.packed_weights import pack
+from rljob.transfer.packed_weights import PackedWeights
+from rljob.transfer.wire_plan import WirePlan
 
 ROWS, LENGTH = 4, 192
 BUCKET = 1 << 16  # of weights on the wire
@@ -101,15 +102,17 @@ def test_load_step_and_update_hold_as_many_bytes_as_planned(
         held.add(list(backend._parameters.values()), moments)
     with stepping:
         step()
+    wires = PackedWeights(WirePlan.of(backend.named_tensors(backend.dtype), BUCKET))
     with sending:
-        pack(backend.named_tensors(backend.dtype), BUCKET, buffers=BucketBuffers()).digest()
+        wires.fill(backend.named_tensors(backend.dtype), BucketBuffers())
+        wires.digest()
     model = shape_of(tmp_path)
     assert model is not None
     adapters = AdapterSettings(lora["rank"], tuple(lora["targets"]) if "targets" in lora else None) if lora else None
     trained = sum(parameter.numel() for parameter in backend.model.parameters() if parameter.requires_grad)
     assert trained == (model.layers * adapters.block_parameters(model) if adapters else model.parameters)
     kernel: Packing = "none" if packing == "none" else "rows"
-    numbers = TrainerSettings(1, dtype, sum(microbatch.lengths), BUCKET, recompute, adapters=adapters, packing=kernel)
+    numbers = TrainerSettings(1, dtype, sum(microbatch.lengths), recompute, adapters=adapters, packing=kernel)
     plan = plan_memory(model, numbers)
     most = TOLERANCE[recompute] + (0.15 if packing == "varlen" else 0.0)  # what the loss pads counts more here
     assert stepping.peak <= plan.step.device <= most * stepping.peak, plan.step.device / stepping.peak

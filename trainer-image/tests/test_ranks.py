@@ -34,7 +34,8 @@ from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.metrics import METRICS
 from rljob.trainer.process_group import World
 from rljob.transfer.bucket_buffers import BucketBuffers
-from rljob.transfer.packed_weights import pack
+from rljob.transfer.packed_weights import PackedWeights
+from rljob.transfer.wire_plan import WirePlan
 
 OF_ONE_RANK = {"seconds_forward", "seconds_backward", "seconds_optimizer", "memory_peak_bytes"}
 OF_ONE_RANK |= {"padding_fraction", "lockstep"}
@@ -135,23 +136,17 @@ def resume(world: World, job: RLJob, step: Any, storage: Path, initial: Path | N
     """Return this rank's weights and moments as loaded, the most bytes of tensors that it held in each phase, then the
     result of one more step; adapters need the ``initial`` model."""
     checkpoint = choose_checkpoint(CheckpointStore(storage), world).path
-    phases = {phase: HeldBytes() for phase in ("load", "update", "checkpoint")}
+    phases = {phase: HeldBytes() for phase in ("load", "checkpoint")}
     with mock.patch.object(read_weights, "read_rows", copied_rows), phases["load"]:
         backend = FsdpBackend(initial or checkpoint, job.spec.trainer, world)
     backend.load(checkpoint)
     optimizer = backend._optimizer
-    for phase in ("update", "checkpoint"):
-        moments = [list(state.values()) for state in optimizer.state.values()]
-        phases[phase].add(list(optimizer.local.values()), moments)
-    small = {"bucket_bytes": BUCKET_BYTES}
-    with mock.patch.object(backend_module, "own_tensors", partial(own_tensors, **small)), phases["checkpoint"]:
+    phases["checkpoint"].add(list(optimizer.local.values()), [list(state.values()) for state in optimizer.state.values()])
+    with (
+        mock.patch.object(backend_module, "own_tensors", partial(own_tensors, bucket_bytes=BUCKET_BYTES)),
+        phases["checkpoint"],
+    ):
         saved = backend.save()
-    with mock.patch.object(backend_module, "whole_tensors", partial(whole_tensors, **small)), phases["update"]:
-        tensors = backend.named_tensors()
-        if world.rank == 0:
-            pack(tensors, BUCKET_BYTES, buffers=BucketBuffers()).digest()
-        else:
-            assert len(list(tensors))
     held = {phase: counted.peak for phase, counted in phases.items()}
     loaded = {name: tensor.numpy().copy() for name, tensor in [*saved.weights.items(), *saved.optimizer.items()]}
     return loaded, held, train(world, checkpoint, job, [step], backend)
@@ -186,15 +181,49 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one_and_four(model_directory, job,
     assert sum(sizes) == sum(tensor.nbytes for tensor in stored.values())
     assert max(sizes) <= sum(sizes) / 4 + 3 * largest and max(sizes) < sum(sizes) / 2
     monkeypatch.setattr(memory_plan, "EXCHANGE_BYTES", BUCKET_BYTES)
-    plan = memory_plan.plan_memory(shape_of(checkpoint), TrainerSettings(4, "float32", 60, BUCKET_BYTES))
+    plan = memory_plan.plan_memory(shape_of(checkpoint), TrainerSettings(4, "float32", 60))
     saved = plan.step.host - 4 * sum(parameter.numel() for parameter in model.parameters())  # without the sent copy
     planned = {phase: plan.phases[phase].device + plan.phases[phase].host for phase in four[0][1]}
-    planned["update"] -= saved  # phases that run beside each other are counted one by one
     planned["checkpoint"] = plan.checkpoint.device + saved
     assert max(sizes) <= saved
     for phase, most in planned.items():
         found = [held[phase] for _, held, _ in four]
         assert max(found) <= most <= 1.3 * max(found), (phase, most, found)
+
+
+def send(world: World, source: Path, job: RLJob) -> tuple[int, int]:
+    """Return the most bytes of tensors that this rank holds while the weights are gathered and packed, and those of its
+    shard."""
+    backend = FsdpBackend(source, job.spec.trainer, world)
+    dtype, held = torch.bfloat16, HeldBytes()
+    shards = list(backend._parameters.values())
+    with mock.patch.object(backend_module, "whole_tensors", partial(whole_tensors, bucket_bytes=BUCKET_BYTES)):
+        plan = WirePlan.of(backend.named_tensors(dtype), BUCKET_BYTES)
+        weights, buffers = PackedWeights(plan), BucketBuffers()
+        held.add(shards)
+        with held:
+            if world.rank == 0:
+                weights.fill(backend.named_tensors(dtype), buffers)
+            else:
+                for _ in backend.named_tensors(dtype):
+                    pass
+    return held.peak, sum(shard.to_local().nbytes for shard in shards)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_no_rank_holds_a_second_copy_of_the_model_and_the_host_of_rank_0_holds_the_wires(
+    model_directory, job, size, monkeypatch
+):
+    results = on_ranks(size, send, model_directory, job(trainer={"dtype": "bfloat16"}))
+    model = shape_of(model_directory)
+    wire = 2 * model.parameters
+    monkeypatch.setattr(memory_plan, "EXCHANGE_BYTES", BUCKET_BYTES)
+    plan = memory_plan.plan_memory(model, TrainerSettings(size, "bfloat16", 60))
+    moments = 2 * 4 * model.parameters // size
+    for rank, (held, shard) in enumerate(results):
+        beside = held - shard - (wire if rank == 0 else 0)
+        assert 0 < beside <= plan.update.device - moments - shard, "what is gathered at a time"
+        assert beside < wire / 2
 
 
 def test_ranks_hold_at_most_the_mean_and_the_largest_tensor():

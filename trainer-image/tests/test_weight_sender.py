@@ -21,6 +21,7 @@ from rljob.trainer.weight_sender import WeightSender, WeightTransferError
 from rljob.transfer.packed_weights import pack
 from rljob.transfer.rounds import receive_round
 from rljob.transfer.weight_group import WeightGroup
+from rljob.transfer.wire_plan import WirePlan
 
 torch.set_num_threads(1)
 LONGER_THAN_A_TEST = 1000.0
@@ -282,7 +283,7 @@ def test_an_engine_that_stops_during_an_update_does_not_affect_another(forked):
     ready = {message.engine: message for message in (posted.get(timeout=60), posted.get(timeout=60))}
     stopped = forked(_join_and_freeze, ready["frozen"])
     peer = Peer(ready["healthy"])
-    receive_round(peer.group, ready["healthy"].parameters, 50_000, lambda tensors: None, peer.deadline)
+    receive_round(peer.group, WirePlan(ready["healthy"].parameters, 50_000), lambda tensors: None, peer.deadline)
     healthy = posted.get(timeout=60)
     assert (healthy.engine, healthy.digest, healthy.error) == ("healthy", pack(large, 50_000).digest(), "")
     stopped.kill()  # otherwise its send fails only after a minute

@@ -10,7 +10,8 @@ import time
 import pytest
 import torch
 
-from rljob.transfer import handshake, rendezvous, weight_group
+from rljob.transfer import bucket_wires, handshake, rendezvous, weight_group
+from rljob.transfer.bucket_wires import wire_buffers
 from rljob.transfer.exchange import ExchangeStore
 from rljob.transfer.packed_weights import pack
 from rljob.transfer.receiver import WeightReceiver
@@ -32,30 +33,33 @@ STEPS = [
     (ExchangeStore, "set"),
     (ExchangeStore, "wait"),
     (WeightGroup, "broadcast"),
+    (bucket_wires, "handle_of"),
+    (bucket_wires, "read_shared"),
 ]
 """Functions before whose calls a member may end."""
 RANKS = {"sender": 0, "worker": 1, "second worker": 2}
 """Role of the member that ends → its rank. The group with a second worker has three members."""
 
 
-def send(listener, seconds):
-    group = WeightGroup.host(listener, "gloo", seconds)
+def send(listener, transport, seconds):
+    group = WeightGroup.host(listener, transport, seconds)
     try:
-        send_round(group, pack(TENSORS, BUCKET_BYTES), time.monotonic() + seconds)
+        weights = pack(TENSORS, BUCKET_BYTES, buffers=wire_buffers(transport, "cpu"))
+        send_round(group, weights, time.monotonic() + seconds)
     finally:
         group.abandon()
 
 
-def receive(place, rank, seconds):
+def receive(place, rank, transport, seconds):
     receiver = WeightReceiver("cpu")
-    receiver.join(place, rank, "gloo", BUCKET_BYTES, seconds)
+    receiver.join(place, rank, transport, BUCKET_BYTES, seconds)
     try:
         receiver.receive(pack(TENSORS, 1).parameters, lambda tensors: None, seconds)
     finally:
         receiver.leave()
 
 
-def member(role, end, number, pipe):
+def member(role, transport, end, number, pipe):
     """Be a member in a process of its own that gets signal ``number`` before step ``end``; report the steps."""
     torch.set_num_threads(1)
     steps = 0
@@ -75,32 +79,32 @@ def member(role, end, number, pipe):
     if role == "sender":
         listener = RendezvousListener(HOST, 2)
         pipe.send(listener.rendezvous)
-        send(listener, PLENTY)
+        send(listener, transport, PLENTY)
     else:
-        receive(pipe.recv(), RANKS[role], PLENTY)
+        receive(pipe.recv(), RANKS[role], transport, PLENTY)
     pipe.send(steps)
 
 
 class Peer:
     """A member in a process, and the other members in threads of this process."""
 
-    def __init__(self, role, end=0, number=0):
+    def __init__(self, role, transport, end=0, number=0):
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=member, args=(role, end, number, theirs), daemon=True)
+        self.process = context.Process(target=member, args=(role, transport, end, number, theirs), daemon=True)
         self.process.start()
-        self.role, self.errors, self.threads = role, [], []
+        self.role, self.transport, self.errors, self.threads = role, transport, [], []
 
     def begin(self, seconds):
         if self.role == "sender":
-            self._start(lambda: receive(self.pipe.recv(), 1, seconds))
+            self._start(lambda: receive(self.pipe.recv(), 1, self.transport, seconds))
             return
         listener = RendezvousListener(HOST, 1 + RANKS[self.role])
         place = listener.rendezvous
         self.pipe.send(place)
-        self._start(lambda: send(listener, seconds))
+        self._start(lambda: send(listener, self.transport, seconds))
         for rank in range(1, RANKS[self.role]):
-            self._start(lambda rank=rank: receive(place, rank, seconds))
+            self._start(lambda rank=rank: receive(place, rank, self.transport, seconds))
 
     def _start(self, take_part):
         def run():
@@ -130,13 +134,13 @@ class Peer:
         self.process.join()
 
 
-def scenario(role, number, pipe):
+def scenario(role, transport, number, pipe):
     """End a member at each step and report the steps that the other one did not notice; then form another group."""
-    after = Peer(role)  # forked before there are threads
-    steps = Peer(role).succeed()
+    after = Peer(role, transport)  # forked before there are threads
+    steps = Peer(role, transport).succeed()
     assert steps >= 13
     # The last step of a sender is to receive the worker's receipt, which the worker does not notice.
-    peers = [Peer(role, end, number) for end in range(1, steps + (role != "sender"))]
+    peers = [Peer(role, transport, end, number) for end in range(1, steps + (role != "sender"))]
     for peer in peers:
         peer.begin(SECONDS)
     unnoticed = [end for end, peer in enumerate(peers, start=1) if not peer.wait()]
@@ -147,12 +151,13 @@ def scenario(role, number, pipe):
 
 
 @pytest.mark.parametrize("role", RANKS)
+@pytest.mark.parametrize("transport", ["gloo", "ipc"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_member_that_ends_at_any_step_is_an_error_of_the_others_in_time(role, number):
+def test_a_member_that_ends_at_any_step_is_an_error_of_the_others_in_time(role, transport, number):
     """In a process of its own: gloo waits up to 30 s longer for a dead peer, in a thread; it must end before Python."""
     context = multiprocessing.get_context("fork")
     pipe, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=scenario, args=(role, number, theirs))
+    process = context.Process(target=scenario, args=(role, transport, number, theirs))
     process.start()
     theirs.close()
     assert pipe.poll(2 * PLENTY)

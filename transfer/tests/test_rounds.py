@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rljob.transfer.bucket_buffers import BucketBuffers
+from rljob.transfer.bucket_wires import PlainWire, wire_buffers
 from rljob.transfer.packed_weights import pack
 from rljob.transfer.receiver import WeightReceiver
 from rljob.transfer.rendezvous import SENDER_RANK, RendezvousListener
@@ -45,15 +46,15 @@ def start():
     """Starter of a group: returns the sender's member and the workers of an engine, which have joined."""
     members = []
 
-    def start(bucket_bytes, seconds=60.0, workers=2):
+    def start(bucket_bytes, seconds=60.0, workers=2, transport="gloo"):
         listener = RendezvousListener("127.0.0.1", 1 + workers)
         engines = [Engine() for _ in range(workers)]
         threads = []
         for rank, engine in enumerate(engines, start=1):
-            arguments = (listener.rendezvous, rank, "gloo", bucket_bytes, seconds)
+            arguments = (listener.rendezvous, rank, transport, bucket_bytes, seconds)
             threads.append(threading.Thread(target=engine.receiver.join, args=arguments, daemon=True))
             threads[-1].start()
-        members.append(WeightGroup.host(listener, "gloo", seconds))
+        members.append(WeightGroup.host(listener, transport, seconds))
         for thread in threads:
             thread.join()
         members.extend(engine.receiver for engine in engines)
@@ -68,8 +69,8 @@ def start():
 def group(start):
     """Starter of a group with one worker."""
 
-    def start_one(bucket_bytes, seconds=60.0):
-        sender, (engine,) = start(bucket_bytes, seconds, workers=1)
+    def start_one(bucket_bytes, seconds=60.0, transport="gloo"):
+        sender, (engine,) = start(bucket_bytes, seconds, 1, transport)
         return sender, engine
 
     return start_one
@@ -112,11 +113,13 @@ def test_packed_weights_have_types_and_shapes_and_unsupported_types_are_rejected
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 40_000, 1 << 30])
-def test_an_engine_loads_the_sent_tensors_for_any_bucket_size(group, bucket_bytes):
-    sender, engine = group(bucket_bytes)
+@pytest.mark.parametrize("transport", ["gloo", "ipc"])
+def test_an_engine_loads_the_sent_tensors_for_any_bucket_size(group, bucket_bytes, transport):
+    sender, engine = group(bucket_bytes, transport=transport)
+    buffers = wire_buffers(transport, "cpu")
     for scale in (1.0, 2.0):  # the group serves the next update too
         expected = tensors(scale)
-        weights = pack(expected, bucket_bytes)
+        weights = pack(expected, bucket_bytes, buffers=buffers)
         thread = threading.Thread(target=engine.receiver.receive, args=(weights.parameters, engine.load, 60.0))
         thread.start()
         sent = send_round(sender, weights, time.monotonic() + 60)
@@ -169,19 +172,19 @@ def test_every_worker_of_an_engine_gets_every_tensor(start):
             assert all(engine.loaded[name].equal(tensor) for name, tensor in tensors(scale))
 
 
+@pytest.mark.parametrize("transport", ["gloo", "ipc"])
 @pytest.mark.parametrize("spoiled", [1, 2])
-def test_no_worker_uses_an_update_of_which_another_one_received_other_bytes(start, monkeypatch, spoiled):
-    sender, engines = start(40_000)
-    victim = engines[spoiled - 1].receiver._group
-    plain = victim.broadcast
+def test_no_worker_uses_an_update_of_which_another_one_received_other_bytes(start, monkeypatch, spoiled, transport):
+    sender, engines = start(40_000, transport=transport)
+    wire = engines[spoiled - 1].receiver._group.wire
+    plain = wire.receive
 
-    def spoil(tensor, root, deadline):
-        plain(tensor, root, deadline)
-        if tensor.numel() > 1000:
-            tensor[5] += 1
+    def spoil(group, bucket, deadline):
+        plain(group, bucket, deadline)
+        bucket[5] += 1
 
-    monkeypatch.setattr(victim, "broadcast", spoil)
-    weights = pack(tensors(), 40_000)
+    monkeypatch.setattr(wire, "receive", spoil)
+    weights = pack(tensors(), 40_000, buffers=wire_buffers(transport, "cpu"))
     receiving = Receiving(engines, weights.parameters)
     with pytest.raises(ValueError, match=f"rank {spoiled} received other bytes"):
         send_round(sender, weights, time.monotonic() + 60)
@@ -209,7 +212,7 @@ class Playback:
     """A worker's end of a group that receives ``weights`` from no sender: gloo's threads hold a tensor a little longer
     than its broadcast takes."""
 
-    rank, size, device = 1, 2, "cpu"
+    rank, size, device, wire = 1, 2, "cpu", PlainWire()
 
     def __init__(self, weights):
         self._messages = [*weights.buckets, torch.frombuffer(bytearray.fromhex(weights.digest()), dtype=torch.uint8)]
@@ -228,7 +231,7 @@ def test_a_receiver_uses_the_memory_of_few_buckets_for_all_updates():
 
     weights = pack([(f"t{i}", torch.full((300,), float(i))) for i in range(20)], 1000)
     for _ in range(3):
-        receive_round(Playback(weights), weights.parameters, 1000, load, time.monotonic() + 60, buffers)
+        receive_round(Playback(weights), weights.plan, load, time.monotonic() + 60, buffers)
     assert len(places) == 60
     assert len(set(places)) <= KEPT_BUCKETS
 

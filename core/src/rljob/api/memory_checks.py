@@ -35,7 +35,6 @@ UNKNOWN_TOKENS = 4096
 
 SMALLER: dict[str, dict[str, Any]] = {
     "spec.trainer.recompute: layer": {"recompute": "layer"},
-    "spec.weightSync.transport: gloo": {"wire": "host"},
     "spec.trainer.optimizer.offload: true": {"offload": True},
 }
 """Fields with which a step needs less memory of the device → the change of the plan's settings."""
@@ -65,10 +64,8 @@ def settings_of(spec: RLJobSpec, models: Shapes, tokens: int | None = None) -> T
         ranks=trainer.processes // trainer.parallelism.replicate,
         dtype=trainer.dtype,
         tokens=tokens or max(longest_sample(spec)[1], trainer.microbatch_tokens or 0),
-        bucket_bytes=spec.weight_sync.bucket_bytes,
         recompute=trainer.recompute,
         packing=_packing(trainer),
-        wire="device" if spec.weight_sync.transport == "nccl" else "host",
         adapters=_adapters(trainer.lora),
         copies=trainer.parallelism.replicate,
         offload=trainer.optimizer.offload and trainer.accelerator.kind == "nvidia",

@@ -67,18 +67,15 @@ class TrainerSettings:
 
     ``ranks``: data-parallel ranks that share one copy of the parameters. ``tokens``: padded tokens of the largest
     microbatch, which is at least the longest sample. ``recompute``: ``layer`` keeps only the input of each layer for
-    the backward pass. ``wire``: where the copy of the weights is while it is sent; ``device`` with NCCL.
-    ``adapters``: what is trained instead of the model. ``offload``: moments and AdamW are on the host. ``copies``: of
-    the parameters, each on its own ranks. ``frozen``: models that are not trained, as reference or teacher.
-    ``packing``: whether rows are packed, and their attention computed row by row or by one kernel.
+    the backward pass. ``adapters``: what is trained instead of the model. ``offload``: moments and AdamW are on the
+    host. ``copies``: of the parameters, each on its own ranks. ``frozen``: models that are not trained, as reference or
+    teacher. ``packing``: whether rows are packed, and their attention computed row by row or by one kernel.
     """
 
     ranks: int
     dtype: Dtype
     tokens: int
-    bucket_bytes: int
     recompute: Recompute = "none"
-    wire: Literal["device", "host"] = "host"
     adapters: AdapterSettings | None = None
     offload: bool = False
     copies: int = 1
@@ -106,8 +103,9 @@ class MemoryPlan:
     of a checkpoint.
 
     What continues in the background counts in the phases beside which it runs: the copy of the weights of one update
-    until every engine has received it, and the copy of one checkpoint until it is written. On the host the memory of
-    the copy of the weights is kept for the next one.
+    until every engine has received it, and the copy of one checkpoint until it is written. Both are on the host, where
+    the memory of the copy of the weights is kept for the next one. With NCCL a GPU has 32 MiB of that copy for each
+    engine at a time, which :data:`USABLE` leaves room for.
     """
 
     load: Peak
@@ -132,21 +130,16 @@ def plan_memory(model: ModelShape, settings: TrainerSettings) -> MemoryPlan:
     masters = _share(_weight_bytes(model, settings), settings)
     frozen = frozen_bytes(settings)
     state = masters + _moments(trained, settings) + frozen
-    device_copy, host_copy = _sent_copy(model, settings, "device"), _sent_copy(model, settings, "host")
+    host_copy = DTYPE_BYTES[settings.dtype] * model.parameters  # of all weights, which rank 0 sends to the engines
     if settings.offload:  # copies of the weights, moments and gradients
         host_copy += _share(4 * FLOAT32 * trained, settings)
     rows = max(_share(FLOAT32 * shape.largest_parameter, settings) for shape in (model, *settings.frozen))
-    packed = settings.bucket_bytes + DTYPE_BYTES[settings.dtype] * model.largest_parameter
-    device_packed, host_packed = (packed, 0) if settings.wire == "device" else (0, packed)
     merging, saved = _merging_bytes(model, settings), _saved_bytes(model, settings)
     return MemoryPlan(
         load=Peak(masters + frozen + max(rows, _checking_bytes(model, settings)), rows),
         step=Peak(step_bytes(model, settings), host_copy + saved),
-        update=Peak(
-            state + _gathered_bytes(model, settings) + merging + device_copy + device_packed,
-            host_copy + host_packed + saved,
-        ),
-        checkpoint=Peak(state + _exchanged_bytes(model, settings) + merging + device_copy, host_copy + saved),
+        update=Peak(state + _gathered_bytes(model, settings) + merging, host_copy + saved),
+        checkpoint=Peak(state + _exchanged_bytes(model, settings) + merging, host_copy + saved),
     )
 
 
@@ -245,7 +238,7 @@ def step_bytes(model: ModelShape, settings: TrainerSettings) -> int:
     # AdamW has temporary tensors over all parameters at once.
     of_optimizer = gradients if settings.offload else 2 * gradients
     scoring = max((_scoring_bytes(shape, settings) for shape in settings.frozen), default=0)
-    return state + _sent_copy(model, settings, "device") + max(passes, of_optimizer, scoring)
+    return state + max(passes, of_optimizer, scoring)
 
 
 def _moments(trained: int, settings: TrainerSettings) -> int:
@@ -264,11 +257,6 @@ def _weight_bytes(model: ModelShape, settings: TrainerSettings) -> int:
     """Return the bytes of the weights on all ranks: float32 where they are trained, else in the dtype."""
     trained = FLOAT32 * _trained_parameters(model, settings)
     return trained if settings.adapters is None else trained + DTYPE_BYTES[settings.dtype] * model.parameters
-
-
-def _sent_copy(model: ModelShape, settings: TrainerSettings, place: Literal["device", "host"]) -> int:
-    """Return the bytes on the device or on the host of the copy of all weights that rank 0 sends to the engines."""
-    return DTYPE_BYTES[settings.dtype] * model.parameters if settings.wire == place else 0
 
 
 def _output_bytes(model: ModelShape, settings: TrainerSettings) -> int:

@@ -52,9 +52,9 @@ class Bfloat16Tolerance(Model):
 class WeightSync(Model):
     """Transfer of new weights to the engines."""
 
-    transport: Annotated[Literal["auto", "gloo", "nccl", "ipc"], FieldMeta(unsupported=("ipc",))] = "auto"
-    """`auto`: nccl if the trainer and all engines run on NVIDIA GPUs, else gloo. `ipc`: GPU memory
-    that trainer and engines share."""
+    transport: Literal["auto", "gloo", "nccl", "ipc"] = "auto"
+    """`auto`: nccl if the trainer and all engines run on NVIDIA GPUs, else gloo. `ipc`: the engines copy the weights
+    from memory of the trainer, which must be on the same machine; for `rljob run` only."""
     in_flight: Literal["keep", "keepStaleCache", "abort", "wait"] = "keep"
     """Sequences in flight at an update. `keep`: they continue under the new weights with a recomputed KV cache.
     `keepStaleCache`: they continue with the old cache. `abort`: they are interrupted and continue from their prefix.

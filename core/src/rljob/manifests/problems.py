@@ -23,7 +23,16 @@ def problems(job: RLJob) -> list[str]:
         *_pools(job),
         *_host_network(job),
         *_processes(job),
+        *_transport(job),
     ]
+
+
+def _transport(job: RLJob) -> Iterator[str]:
+    if job.spec.weight_sync.transport == "ipc":
+        yield (
+            "spec.weightSync.transport: ipc is for rljob run, because pods do not share memory; in a cluster set auto, "
+            "gloo or nccl"
+        )
 
 
 def _paths(job: RLJob) -> Iterator[str]:

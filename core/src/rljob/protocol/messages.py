@@ -198,7 +198,7 @@ class PrepareWeights(Message):
     address: str
     port: int
     world_size: int
-    transport: str  # gloo | nccl
+    transport: str  # gloo | nccl | ipc
     bucket_bytes: int
     parameters: list[ParameterMeta]  # in wire order
     probe: Probe

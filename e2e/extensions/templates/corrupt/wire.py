@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from rljob.transfer import receiver
-from rljob.transfer.membership import Member
-from rljob.transfer.rounds import receive_round
+from rljob.transfer.rounds import WiredMember, receive_round
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +39,9 @@ def before_step(new_requests: int, seconds: float) -> None:
 class _CorruptMember:
     """A worker's end of a group. Negates the float32 numbers of the first broadcast."""
 
-    def __init__(self, group: Member) -> None:
-        self.rank, self.size, self.device = group.rank, group.size, group.device
+    def __init__(self, group: WiredMember) -> None:
+        self.rank, self.size, self.device, self.wire = group.rank, group.size, group.device, group.wire
+        self.begin_broadcast = group.begin_broadcast  # of NCCL only
         self._group = group
         self._broadcasts = 0
 
@@ -53,7 +53,7 @@ class _CorruptMember:
             log.warning(MESSAGE)
 
 
-def _receive_round(group: Member, *arguments: Any) -> str:
+def _receive_round(group: WiredMember, *arguments: Any) -> str:
     global _rounds
     _rounds += 1
     return receive_round(_CorruptMember(group) if _rounds == 2 else group, *arguments)

@@ -171,7 +171,8 @@ class _CorruptSender:
     """A sender's end of a group. Negates the numbers of one broadcast."""
 
     def __init__(self, group: WeightGroup, corrupted: int) -> None:
-        self.rank, self.size, self.device = group.rank, group.size, group.device
+        self.rank, self.size, self.device, self.wire = group.rank, group.size, group.device, group.wire
+        self.begin_broadcast = group.begin_broadcast  # of NCCL only
         self._group = group
         self._left = corrupted
 

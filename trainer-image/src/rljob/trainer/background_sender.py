@@ -31,7 +31,7 @@ class BackgroundSender:
 
     Args:
         sender: owner of the weight groups.
-        transport: gloo or nccl, as in WeightGroupReady.
+        transport: gloo, nccl or ipc, as in WeightGroupReady.
         post: sends WeightGroupReady and WeightsSent, from any thread.
     """
 
@@ -47,6 +47,7 @@ class BackgroundSender:
 
     def publish(self, command: SendWeights, weights: PackedWeights, probe: Probe) -> None:
         """Send ``weights`` to each engine of ``command`` in the background; without engines, post the digest only.
+        The caller fills ``weights`` afterwards.
 
         Args:
             command: engines and number of the update.
@@ -55,9 +56,9 @@ class BackgroundSender:
         """
         self._sender.close_idle(IDLE_SECONDS)
         if not command.engines:
-            started = time.monotonic()
-            value = weights.digest()
-            self._post(_sent(command, "", value, started, ""))
+            threading.Thread(
+                target=self._post_digest, args=(command, weights), name="weights-digest", daemon=True
+            ).start()
         for target in command.engines:
             job = (command.update, target.engine)
             with self._lock:
@@ -93,6 +94,10 @@ class BackgroundSender:
             self._cancelled.clear()
         for _, engine in jobs:
             self._sender.close(engine)
+
+    def _post_digest(self, command: SendWeights, weights: PackedWeights) -> None:
+        started = time.monotonic()
+        self._post(_sent(command, "", weights.digest(), started, ""))
 
     def _send(self, command: SendWeights, target: EngineTarget, weights: PackedWeights, probe: Probe) -> None:
         started = time.monotonic()

@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -66,8 +66,10 @@ from rljob.trainer.step import apply_batch, plan_step
 from rljob.trainer.step_checks import StepChecks
 from rljob.trainer.weight_probe import TOKENS, probe
 from rljob.trainer.weight_sender import WeightSender
-from rljob.transfer.bucket_buffers import BucketBuffers
-from rljob.transfer.packed_weights import pack
+from rljob.transfer.bucket_wires import wire_buffers
+from rljob.transfer.packed_weights import PackedWeights
+from rljob.transfer.snapshot_stream import SnapshotStream
+from rljob.transfer.wire_plan import WirePlan
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +142,7 @@ class TrainerLoop:
             self._checkpoints.clean()
         world.raise_first_error(None)  # all ranks wait until rank 0 has cleaned up
         refused = self._load()
+        self._plan = self._make_plan()
         if world.rank == 0:
             self._publisher = self._make_publisher()
             self._coordinator = CoordinatorClient(
@@ -243,10 +246,15 @@ class TrainerLoop:
     def _make_publisher(self) -> BackgroundSender:
         settings = self._job.spec.weight_sync
         transport = settings.transport
-        self._wire_device = self._world.device if transport == "nccl" else torch.device("cpu")
-        self._wire_buffers = BucketBuffers() if self._wire_device.type == "cpu" else None
+        self._buffers = wire_buffers(transport, self._world.device)
+        self._stream = SnapshotStream(self._world.device)
         sender = WeightSender(self._environment.host, settings.timeout_seconds, transport)
         return BackgroundSender(sender, transport, self._post)
+
+    def _make_plan(self) -> WirePlan:
+        """Return the plan of all updates; all ranks take part. It follows from one pass over the tensors, because any
+        backend has them."""
+        return WirePlan.of(self._gather(), self._job.spec.weight_sync.bucket_bytes, self._backend.dtype)
 
     def _make_writer(self) -> CheckpointWriter:
         if self._world.rank == 0:
@@ -321,17 +329,21 @@ class TrainerLoop:
         return rows
 
     def _send_weights(self, command: SendWeights) -> None:
-        spec = self._job.spec
-        length = min(TOKENS, *(rollout.max_model_length - 1 for rollout in spec.policy_pools))
+        """Begin to send the weights, and gather them: all ranks gather each tensor, rank 0 copies it. The first bucket
+        is on the wire while the next one is gathered."""
+        length = min(TOKENS, *(rollout.max_model_length - 1 for rollout in self._job.spec.policy_pools))
         known = probe(self._backend, self._world.device, length)
-        tensors = self._backend.named_tensors(self._backend.dtype)
         if self._world.rank != 0:
-            for _ in tensors:  # all ranks gather each tensor
+            for _ in self._gather():
                 pass
             return
-        bucket_bytes, dtype = spec.weight_sync.bucket_bytes, self._backend.dtype
-        weights = pack(tensors, bucket_bytes, dtype, self._wire_device, self._wire_buffers)
+        weights = PackedWeights(self._plan)
         self._publisher.publish(command, weights, known)
+        weights.fill(self._gather(), self._buffers, self._stream)
+
+    def _gather(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights in the type of the wire; all ranks take part."""
+        return self._backend.named_tensors(self._backend.dtype)
 
     def _checkpoint(self, command: Checkpoint) -> None:
         """Write the checkpoint of a step in the background, and copy it to S3 if the job does. Not if it is written

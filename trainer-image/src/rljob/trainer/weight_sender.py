@@ -11,11 +11,12 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from rljob.transfer.bucket_wires import WIRES
 from rljob.transfer.nccl_log import PROCESS_LOG
 from rljob.transfer.packed_weights import PackedWeights
 from rljob.transfer.rendezvous import ABANDONED, Rendezvous, RendezvousListener
 from rljob.transfer.rounds import send_round
-from rljob.transfer.weight_group import TRANSPORTS, WeightGroup
+from rljob.transfer.weight_group import WeightGroup
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +39,12 @@ class WeightSender:
     Args:
         host: address of this process that engines can reach.
         timeout_seconds: time limit of one :meth:`send`, including the engine's joining.
-        transport: gloo or nccl.
+        transport: gloo, nccl or ipc.
     """
 
     def __init__(self, host: str, timeout_seconds: float, transport: str) -> None:
-        if transport not in TRANSPORTS:
-            raise ValueError(f"there is no weight transport {transport!r}; use {' or '.join(TRANSPORTS)}")
+        if transport not in WIRES:
+            raise ValueError(f"there is no weight transport {transport!r}; use {', '.join(WIRES)}")
         self._host = host
         self._timeout = timeout_seconds
         self._transport = transport

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -16,6 +17,16 @@ import numpy.typing as npt
 import torch
 
 Memory: TypeAlias = npt.NDArray[np.uint8]
+
+
+def plain_memory(size: int) -> Memory:
+    """Return new memory, aligned for torch."""
+    return torch.empty(size, dtype=torch.uint8).numpy()
+
+
+def pinned_memory(size: int) -> Memory:
+    """Return new memory that a GPU reads and writes without the help of the host."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
 
 
 class BucketBuffers:
@@ -27,9 +38,16 @@ class BucketBuffers:
     Args:
         most: buffers to keep; None: all, until :meth:`keep` sets a number.
         most_bytes: size up to which a buffer is kept; None: any.
+        allocate: size in bytes → new memory, with any contents.
     """
 
-    def __init__(self, most: int | None = None, most_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        most: int | None = None,
+        most_bytes: int | None = None,
+        allocate: Callable[[int], Memory] | None = None,
+    ) -> None:
+        self._allocate = allocate or plain_memory
         self._most = most
         self._most_bytes = most_bytes
         self._kept: list[_Buffer] = []
@@ -43,7 +61,7 @@ class BucketBuffers:
             for buffer in free:
                 if buffer.size >= size:
                     return buffer.lend(size)
-            buffer = _Buffer(size)
+            buffer = _Buffer(self._allocate(size))
             if self._most_bytes is None or size <= self._most_bytes:
                 self._kept.append(buffer)
             if self._most is not None and len(self._kept) > self._most:
@@ -65,9 +83,9 @@ class BucketBuffers:
 class _Buffer:
     """Some memory, of which one lease may exist: an array that the tensors on the memory keep alive."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._memory: Memory = torch.empty(size, dtype=torch.uint8).numpy()  # aligned for torch
+    def __init__(self, memory: Memory) -> None:
+        self.size = len(memory)
+        self._memory = memory
         self._lease: weakref.ref[Memory] | None = None
 
     def free(self) -> bool:

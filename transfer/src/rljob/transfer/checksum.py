@@ -23,17 +23,16 @@ class Checksum:
     def __init__(self) -> None:
         self._hasher = blake3.blake3()
 
-    def update(self, raw: torch.Tensor) -> None:
+    def update(self, raw: torch.Tensor, sums: torch.Tensor | None = None) -> None:
         """Add a tensor.
 
         Args:
             raw: its bytes, uint8, contiguous.
+            sums: the :func:`chunk_sums` of the bytes, if they are known.
         """
         size = raw.numel() // CHUNK_BYTES * CHUNK_BYTES
         if size:
-            if raw.data_ptr() % WORD_BYTES:
-                raw = raw.clone()
-            self._hash(weighted_sums(raw[:size].view(torch.int64)).view(torch.uint8))
+            self._hash((chunk_sums(raw) if sums is None else sums).view(torch.uint8))
         self._hash(raw[size:])
 
     def _hash(self, raw: torch.Tensor) -> None:
@@ -42,6 +41,18 @@ class Checksum:
     def hexdigest(self) -> str:
         """Return the digest, hex."""
         return self._hasher.hexdigest()
+
+
+def chunk_sums(raw: torch.Tensor) -> torch.Tensor:
+    """Return the sums of each whole chunk of some bytes, on their device: int64, chunks x 2.
+
+    Args:
+        raw: uint8, contiguous.
+    """
+    whole = raw[: raw.numel() // CHUNK_BYTES * CHUNK_BYTES]
+    if whole.data_ptr() % WORD_BYTES:
+        whole = whole.clone()
+    return weighted_sums(whole.view(torch.int64))
 
 
 def weighted_sums(words: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from rljob.transfer.bucket_buffers import BucketBuffers
 from rljob.transfer.rendezvous import Rendezvous
 from rljob.transfer.rounds import KEPT_BUCKETS, LoadWeights, receive_round
 from rljob.transfer.weight_group import WeightGroup
+from rljob.transfer.wire_plan import WirePlan
 
 KEPT_SIZE = 2
 """Buckets of up to this many times ``bucket_bytes`` have buffers that are kept between updates. Larger ones hold one
@@ -39,6 +40,7 @@ class WeightReceiver:
         self._group: WeightGroup | None = None
         self._bucket_bytes = 0
         self._buffers = BucketBuffers()
+        self._plan = WirePlan([], 0)
 
     def join(
         self, rendezvous: Rendezvous, rank: int, transport: str, bucket_bytes: int, timeout_seconds: float
@@ -48,7 +50,7 @@ class WeightReceiver:
         Args:
             rendezvous: of the group, from PrepareWeights.
             rank: of this worker, at least 1.
-            transport: gloo or nccl.
+            transport: gloo, nccl or ipc.
             bucket_bytes: size of one broadcast; the same value as at the sender.
             timeout_seconds: of joining.
 
@@ -74,8 +76,10 @@ class WeightReceiver:
         if self._group is None:
             raise RuntimeError("no weight group is joined")
         deadline = time.monotonic() + timeout_seconds
+        if self._plan.parameters != parameters or self._plan.bucket_bytes != self._bucket_bytes:
+            self._plan = WirePlan(parameters, self._bucket_bytes)
         try:
-            self.digest = receive_round(self._group, parameters, self._bucket_bytes, load, deadline, self._buffers)
+            self.digest = receive_round(self._group, self._plan, load, deadline, self._buffers)
         except BaseException:  # re-raised; the group must be left after a cancellation too
             self.leave()
             raise

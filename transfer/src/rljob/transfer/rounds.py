@@ -9,17 +9,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 
-from rljob.protocol.messages import ParameterMeta
-from rljob.protocol.weights import parameter_bytes, plan_buckets
 from rljob.transfer.bucket_buffers import BucketBuffers
+from rljob.transfer.bucket_wires import BucketWire, Members
 from rljob.transfer.checksum import Checksum
 from rljob.transfer.membership import Member
 from rljob.transfer.packed_weights import PackedWeights
 from rljob.transfer.rendezvous import SENDER_RANK
+from rljob.transfer.wire_plan import PackedTensor, WirePlan
 
 LoadWeights: TypeAlias = Callable[[list[tuple[str, torch.Tensor]]], object]
 """Loads some tensors into the model. They are views of a buffer that is not reused as long as a tensor refers to it."""
@@ -30,26 +30,33 @@ KEPT_BUCKETS = AHEAD + 2
 engine still holds some tensors, because the others of the same layer are in the next bucket."""
 
 
-def send_round(group: Member, weights: PackedWeights, deadline: float) -> str:
+class WiredMember(Member, Members, Protocol):
+    """A member of a weight group."""
+
+    wire: BucketWire
+
+
+def send_round(group: WiredMember, weights: PackedWeights, deadline: float) -> str:
     """Send all tensors and return their digest, hex, once every worker has received them.
 
     Raises:
-        RuntimeError: a worker died, or the deadline (``time.monotonic()``) passed.
+        RuntimeError: a worker died, or the deadline (``time.monotonic()``) passed, also while the weights are gathered.
         ValueError: a worker received other bytes.
     """
-    for bucket in weights.buckets:
-        group.broadcast(bucket, SENDER_RANK, deadline)
-    own = bytes.fromhex(weights.digest())
-    for rank, receipt in enumerate(_exchange_digests(group, own, deadline)):
+    with group.wire.sending(group):
+        for i in range(len(weights.plan.buckets)):
+            group.wire.send(group, weights.bucket(i, deadline), deadline)
+        own = bytes.fromhex(weights.digest())
+        receipts = _exchange_digests(group, own, deadline)
+    for rank, receipt in enumerate(receipts):
         if receipt != own:
             raise ValueError(f"its worker of rank {rank} received other bytes than were sent")
     return own.hex()
 
 
 def receive_round(
-    group: Member,
-    parameters: Sequence[ParameterMeta],
-    bucket_bytes: int,
+    group: WiredMember,
+    plan: WirePlan,
     load: LoadWeights,
     deadline: float,
     buffers: BucketBuffers | None = None,
@@ -58,8 +65,7 @@ def receive_round(
 
     Args:
         group: joined.
-        parameters: in wire order.
-        bucket_bytes: the same value as at the sender.
+        plan: the same as at the sender.
         load: see LoadWeights.
         deadline: by ``time.monotonic()``.
         buffers: those of the round before. Not used on a GPU, where torch itself keeps memory.
@@ -70,24 +76,22 @@ def receive_round(
             must not be used.
     """
     checksum, buffers = Checksum(), buffers or BucketBuffers(KEPT_BUCKETS)
-    buckets = [[parameters[i] for i in bucket] for bucket in plan_buckets(parameters, bucket_bytes)]
     stream = torch.cuda.current_stream(group.device) if group.device.startswith("cuda") else None
 
-    def receive(metas: list[ParameterMeta]) -> torch.Tensor:
+    def receive(size: int) -> torch.Tensor:
         with nullcontext() if stream is None else torch.cuda.stream(stream):  # of load(): it orders the reuse of memory
-            size = sum(map(parameter_bytes, metas))
             packed = torch.empty(size, dtype=torch.uint8, device=group.device) if stream else buffers.take(size)
-            group.broadcast(packed, SENDER_RANK, deadline)
+            group.wire.receive(group, packed, deadline)
         return packed
 
     wire = ThreadPoolExecutor(1, "receive-weights")
     try:
-        arriving = deque(wire.submit(receive, metas) for metas in buckets[:AHEAD])
-        for i, metas in enumerate(buckets):
+        arriving = deque(wire.submit(receive, size) for size in plan.sizes[:AHEAD])
+        for i, pieces in enumerate(plan.buckets):
             packed = arriving.popleft().result()
-            if i + AHEAD < len(buckets):
-                arriving.append(wire.submit(receive, buckets[i + AHEAD]))
-            _load(packed, metas, checksum, load)
+            if i + AHEAD < len(plan.sizes):
+                arriving.append(wire.submit(receive, plan.sizes[i + AHEAD]))
+            _load(packed, pieces, checksum, load)
     finally:
         wire.shutdown(wait=False, cancel_futures=True)
     own = checksum.hexdigest()
@@ -101,11 +105,10 @@ def receive_round(
     return own
 
 
-def _load(packed: torch.Tensor, metas: Sequence[ParameterMeta], checksum: Checksum, load: LoadWeights) -> None:
-    pieces = packed.split(list(map(parameter_bytes, metas)))
+def _load(packed: torch.Tensor, pieces: Sequence[PackedTensor], checksum: Checksum, load: LoadWeights) -> None:
     for piece in pieces:
-        checksum.update(piece)  # before load(), which may change it
-    load([(meta.name, _tensor_of(raw, meta)) for meta, raw in zip(metas, pieces, strict=True)])
+        checksum.update(piece.bytes_of(packed))  # before load(), which may change it
+    load([(piece.meta.name, piece.tensor_of(packed)) for piece in pieces])
 
 
 def _exchange_digests(group: Member, own: bytes, deadline: float) -> list[bytes]:
@@ -116,9 +119,3 @@ def _exchange_digests(group: Member, own: bytes, deadline: float) -> list[bytes]
         group.broadcast(message, rank, deadline)
         digests.append(bytes(message.cpu().numpy()))
     return digests
-
-
-def _tensor_of(raw: torch.Tensor, meta: ParameterMeta) -> torch.Tensor:
-    dtype: torch.dtype = getattr(torch, meta.dtype)
-    aligned = raw if raw.storage_offset() % dtype.itemsize == 0 else raw.clone()
-    return aligned.view(dtype).view(meta.shape)

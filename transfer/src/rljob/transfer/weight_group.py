@@ -1,4 +1,5 @@
-"""Weight groups: the trainer's rank 0 and the workers of one engine, connected by gloo or NCCL.
+"""Weight groups: the trainer's rank 0 and the workers of one engine, connected by gloo or NCCL. With ipc gloo connects
+them, and only the buckets do not cross its connections (:mod:`rljob.transfer.bucket_wires`).
 
 The sender listens (:class:`rljob.transfer.rendezvous.RendezvousListener`) and calls :meth:`WeightGroup.host`; the
 workers call :meth:`WeightGroup.join`. The members of a group that either method returns know its nonce, and its sender
@@ -24,13 +25,13 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
+from rljob.transfer.bucket_wires import WIRES, BucketWire, PlainWire, prove_one_machine
 from rljob.transfer.exchange import ExchangeStore
 from rljob.transfer.membership import prove_membership
 from rljob.transfer.rendezvous import SENDER_RANK, Rendezvous, RendezvousListener, connect
 
 Communicator: TypeAlias = "dist.ProcessGroupGloo | dist.ProcessGroupNCCL"
 
-TRANSPORTS = ("gloo", "nccl")
 POLL_SECONDS = 0.001
 PROOF_SECONDS = 10.0
 """Time limit of the members' proof with gloo, whose members are connected then: one does not answer only if another
@@ -53,12 +54,16 @@ class WeightGroup:
         rank: of this member; 0 is the sender.
         size: number of members.
         device: where tensors to broadcast must be.
+        wire: of the buckets.
     """
 
-    def __init__(self, communicator: Communicator, store: ExchangeStore, device: str) -> None:
+    def __init__(
+        self, communicator: Communicator, store: ExchangeStore, device: str, wire: BucketWire | None = None
+    ) -> None:
         self.rank = communicator.rank()
         self.size = communicator.size()
         self.device = device
+        self.wire = wire or PlainWire()
         self._communicator: Communicator | None = communicator
         self._store = store  # the communicator calls its methods
 
@@ -70,7 +75,7 @@ class WeightGroup:
 
         Args:
             listener: of the group.
-            transport: gloo or nccl.
+            transport: gloo, nccl or ipc.
             timeout_seconds: of forming the group.
             device: the GPU to use with nccl.
 
@@ -93,7 +98,7 @@ class WeightGroup:
         Args:
             rendezvous: of the group.
             rank: at least 1.
-            transport: gloo or nccl.
+            transport: gloo, nccl or ipc.
             timeout_seconds: of joining.
             device: the GPU to use with nccl.
 
@@ -119,17 +124,20 @@ class WeightGroup:
 
         def form() -> WeightGroup:
             try:
+                wire = WIRES[transport]()
                 if transport == "nccl":
-                    group, end = cls(_nccl(store, rank, rendezvous), store, device), deadline
+                    group, end = cls(_nccl(store, rank, rendezvous), store, device, wire), deadline
                 else:
-                    group = cls(_gloo(store, rank, rendezvous, deadline), store, "cpu")
+                    group = cls(_gloo(store, rank, rendezvous, deadline), store, "cpu", wire)
                     end = min(deadline, time.monotonic() + PROOF_SECONDS)
                 created.append(group)
-                try:
-                    prove_membership(group, rendezvous.group, end)
-                except RuntimeError as error:
+                group._prove(rendezvous.group, end)
+                if transport == "ipc":
+                    prove_one_machine(group, rank, group.size, deadline)
+            except BaseException:  # re-raised; the other members fail at once when this one leaves
+                for group in created:
                     group.abandon()
-                    raise RuntimeError(f"{IMPOSTOR} ({error})") from error
+                raise
             finally:
                 store.close()
             return group
@@ -142,8 +150,18 @@ class WeightGroup:
             store.close()
             raise
 
+    def _prove(self, nonce: str, deadline: float) -> None:
+        try:
+            prove_membership(self, nonce, deadline)
+        except RuntimeError as error:
+            raise RuntimeError(f"{IMPOSTOR} ({error})") from error
+
     def broadcast(self, tensor: torch.Tensor, root: int, deadline: float) -> None:
-        """Broadcast ``tensor`` in place from rank ``root``.
+        """Broadcast ``tensor`` in place from rank ``root``; see :meth:`begin_broadcast`."""
+        self.begin_broadcast(tensor, root, deadline)()
+
+    def begin_broadcast(self, tensor: torch.Tensor, root: int, deadline: float) -> Callable[[], None]:
+        """Begin to broadcast ``tensor`` in place from rank ``root``; return a function that waits for the end.
 
         Args:
             tensor: contiguous, on :attr:`device`.
@@ -152,6 +170,7 @@ class WeightGroup:
 
         Raises:
             RuntimeError: a member died, the deadline passed, or this member abandoned the group (from any thread).
+                The function raises it too.
         """
         communicator = self._communicator
         if communicator is None:
@@ -163,15 +182,8 @@ class WeightGroup:
         options.rootRank, options.rootTensor, options.timeout = root, 0, timedelta(seconds=remaining)
         work = communicator.broadcast([tensor], options)  # type: ignore[union-attr]  # not in the stub
         if tensor.device.type == "cpu":
-            work.wait(timedelta(seconds=remaining))
-            return
-        while not work.is_completed():  # a wait for NCCL in the stream would never raise
-            if time.monotonic() > deadline:
-                raise RuntimeError("the weight transfer took too long")
-            time.sleep(POLL_SECONDS)
-        error = work.exception()
-        if error is not None:  # is_completed() is true after an error too
-            raise RuntimeError(f"a member of the weight group died, or NCCL failed: {error}") from error
+            return lambda: work.wait(timedelta(seconds=remaining))
+        return lambda: _wait_for_nccl(work, deadline)
 
     def abandon(self) -> None:
         """Abort the communicator and its operations in the background; the group cannot be used again. Non-blocking."""
@@ -187,6 +199,16 @@ class WeightGroup:
             references.pop().abort()  # drops the last reference to a gloo communicator: closes its sockets and threads
 
         threading.Thread(target=abort, daemon=True, name="abort-weight-group").start()
+
+
+def _wait_for_nccl(work: dist.Work, deadline: float) -> None:
+    while not work.is_completed():  # a wait for NCCL in the stream would never raise
+        if time.monotonic() > deadline:
+            raise RuntimeError("the weight transfer took too long")
+        time.sleep(POLL_SECONDS)
+    error = work.exception()
+    if error is not None:  # is_completed() is true after an error too
+        raise RuntimeError(f"a member of the weight group died, or NCCL failed: {error}") from error
 
 
 def _gloo(store: ExchangeStore, rank: int, rendezvous: Rendezvous, deadline: float) -> dist.ProcessGroupGloo:
