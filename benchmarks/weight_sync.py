@@ -1,18 +1,23 @@
-"""Time of a weight update of one vLLM server, compared with the wire and with the engine's own load.
+"""Time of a weight update of idle vLLM servers, compared with the wire and with the engines' own load.
 
-    python -m benchmarks.weight_sync --json [--cells 1,95,1000,95x2] [--repeats 5] [--keep] [--timeout SECONDS]
+    python -m benchmarks.weight_sync --json [--cells 1,95s2,95s2ipc] [--repeats 5] [--keep] [--timeout SECONDS]
 
-A cell is a model size in MB, and after an x the tensor parallel size of the engine. For each cell this program is the
-trainer and the agent of one idle vLLM server: it packs the weights, sends them over gloo, and carries out the update
-with the agent's code. As many processes as the server has workers only receive. Each repeat measures, in sequence, so
+A cell is a model size in MB, after an x the tensor parallel size of the engine, after an s the number of servers, and
+the transport if it is not gloo: 95x2, 1000s2, 95s2ipc. For each cell this program is the trainer and the agents of the
+servers: it packs the weights while it sends them, and carries out the updates with the agent's code. As many processes
+as the servers have workers only receive, in groups like those of the servers. Each repeat measures, in sequence, so
 that all figures alternate on one machine:
 
-- ``raw``: broadcasts of the same bytes in the same buckets by torch.distributed, to the processes that only receive;
-- ``wire``: a round of rljob to these processes, with digests and receipts;
-- ``pack`` (gather, convert, copy) and ``checksum`` (alone);
-- ``update``: a weight update of the server; of it ``paused`` is from the pause to the end of the resume. Its steps are
-  measured by the server: ``pause``, ``receive`` (with the commit), ``resume``, ``score`` (the probe, in small models);
-- ``load``: the server loads the same tensors from its own memory, without a wire.
+- ``raw``: gloo broadcasts of the same bytes in the same buckets by torch.distributed, to the processes that only
+  receive, as one group;
+- ``wire``: a round of rljob to these processes, with digests and receipts, and ``wire_cpu``, the core-seconds of the
+  sender in it;
+- ``shared``, ``shared_cpu``: the same as one group of all of them; only with several servers;
+- ``pack`` (gather and copy), ``convert`` (the same to bfloat16) and ``checksum``, each alone;
+- ``update``: a weight update of all servers with its packing; of it ``paused`` is from the pause to the end of the
+  resume, of the server where it takes longest. Its steps are measured by the servers: ``pause``, ``receive`` (with the
+  commit), ``resume``, ``score`` (the probe, in small models);
+- ``load``: all servers load the same tensors from their own memory at the same time, without a wire.
 
 ``wire_of_raw`` is raw / wire. ``pause_of_limit`` is paused / (100 ms + raw + load). The smallest size is the
 quickstart's model, whose whole update is ``idle_update_ms``. All times are medians.
@@ -22,9 +27,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import os
-import re
 import statistics
 import sys
 import tempfile
@@ -32,17 +35,16 @@ import time
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-import torch.distributed as dist
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks import time_limit
 from benchmarks.report import report, target
+from benchmarks.weight_sync_receivers import BUCKET_BYTES, HOST, SECONDS, Cell, Receivers
 from rljob.api.roles import EngineParallelism, Rollout
 from rljob.protocol.messages import PrepareWeights, Probe, SamplingParams
 from rljob.rollout.adapters.base import EngineClient, Launch
@@ -53,13 +55,11 @@ from rljob.rollout.weight_update import WeightUpdater
 from rljob.trainer.weight_probe import probe_tokens
 from rljob.trainer.weight_sender import WeightSender
 from rljob.transfer.bucket_buffers import BucketBuffers
-from rljob.transfer.packed_weights import PackedWeights, pack
-from rljob.transfer.receiver import WeightReceiver
+from rljob.transfer.bucket_wires import wire_buffers
+from rljob.transfer.packed_weights import PackedWeights
+from rljob.transfer.wire_plan import WirePlan
 
 TIMEOUT_SECONDS = 3600.0
-SECONDS = 300.0
-HOST = "127.0.0.1"
-BUCKET_BYTES = 16 << 20
 VOCABULARY = 320
 QUICKSTART = 1
 SIZES: dict[int, dict[str, Any]] = {
@@ -68,8 +68,7 @@ SIZES: dict[int, dict[str, Any]] = {
     1000: {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 16},
 }
 """Size in MB of float32 → dimensions of a model of about this size; the first is the quickstart's."""
-CELLS = [*map(str, SIZES), "95x2"]
-CELL = re.compile(rf"(?:{'|'.join(map(str, SIZES))})(?:x2)?")
+CELLS = [*map(str, SIZES), "95x2", "95s2", "1000s2", "95s2ipc"]
 
 
 class LocalLoadAdapter(VllmAdapter):
@@ -83,78 +82,6 @@ class LocalLoadAdapter(VllmAdapter):
         return Launch(command, launch.environment)
 
 
-class Receivers:
-    """Processes that only receive; the calls of the methods are broadcasts and rounds that they take part in."""
-
-    def __init__(self, folder: Path, count: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        store = str(folder / "store")
-        self._pipes, self._processes = [], []
-        for rank in range(1, 1 + count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_receive, args=(theirs, store, rank, 1 + count), daemon=True)
-            process.start()
-            self._pipes.append(ours)
-            self._processes.append(process)
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1 + count)
-        self._sender = WeightSender(HOST, SECONDS, "gloo")
-        self._place = self._sender.open("receivers", fresh=True, workers=count)
-
-    def raw(self, weights: PackedWeights) -> float:
-        """Return the seconds of plain broadcasts of all buckets, until the receivers have them."""
-        self._order([bucket.numel() for bucket in weights.buckets])
-        started = time.perf_counter()
-        for bucket in weights.buckets:
-            dist.broadcast(bucket, 0)
-        _acknowledge()
-        return time.perf_counter() - started
-
-    def wire(self, weights: PackedWeights) -> float:
-        """Return the seconds of a round; of the first one with the group's forming."""
-        self._order((self._place, weights.parameters))
-        started = time.perf_counter()
-        self._sender.send("receivers", weights)
-        return time.perf_counter() - started
-
-    def _order(self, order: object) -> None:
-        for pipe in self._pipes:
-            pipe.send(order)
-        for pipe in self._pipes:
-            pipe.recv()
-
-    def end(self) -> None:
-        """End the processes."""
-        for process in self._processes:
-            process.kill()
-            process.join()
-        dist.destroy_process_group()
-
-
-def _acknowledge() -> None:
-    for rank in range(1, dist.get_world_size()):
-        dist.broadcast(torch.zeros(1), rank)
-
-
-def _receive(pipe: Connection, store: str, rank: int, size: int) -> None:
-    """Be a process that only receives."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    receiver, joined = WeightReceiver("cpu"), False
-    while True:
-        order = pipe.recv()
-        pipe.send("ready")
-        if isinstance(order, list):
-            for number in order:
-                dist.broadcast(torch.empty(number, dtype=torch.uint8), 0)
-            _acknowledge()
-            continue
-        place, parameters = order
-        if not joined:
-            receiver.join(place, rank, "gloo", BUCKET_BYTES, SECONDS)
-            joined = True
-        receiver.receive(parameters, lambda tensors: None, SECONDS)
-
-
 class Figures:
     """Seconds of each repeat, by name."""
 
@@ -164,6 +91,11 @@ class Figures:
     def add(self, name: str, seconds: float) -> None:
         """Add one repeat."""
         self.seconds.setdefault(name, []).append(seconds)
+
+    def add_both(self, name: str, seconds: tuple[float, float]) -> None:
+        """Add the seconds and the core-seconds of one repeat."""
+        self.add(name, seconds[0])
+        self.add(f"{name}_cpu", seconds[1])
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -177,7 +109,7 @@ class Figures:
         return statistics.median(self.seconds[name][1:])
 
 
-async def measure(size: int, tensor: int, repeats: int) -> dict[str, float]:
+async def measure(cell: Cell, repeats: int) -> dict[str, float]:
     """Return the figures of one cell, in ms and ratios."""
     with tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder:
         directory = Path(folder)
@@ -187,67 +119,106 @@ async def measure(size: int, tensor: int, repeats: int) -> dict[str, float]:
             num_key_value_heads=2,
             max_position_embeddings=1024,
             tie_word_embeddings=True,
-            **SIZES[size],
+            **SIZES[cell.size],
         )
         model = Qwen2ForCausalLM(config)
         model.save_pretrained(directory / "model")
         pool = Rollout(
             name="main", dtype="float32", max_model_length=256, max_concurrency=8, kv_cache_bytes=64 << 20,
-            parallelism=EngineParallelism(tensor=tensor),
+            parallelism=EngineParallelism(tensor=cell.tensor),
         )  # fmt: skip
-        server = await EngineProcess.start(LocalLoadAdapter(pool, directory / "model"))
-        receivers = Receivers(directory, pool.parallelism.workers)
+        adapter = LocalLoadAdapter(pool, directory / "model")
+        servers = [await EngineProcess.start(adapter) for _ in range(cell.servers)]
+        receivers = Receivers(directory, cell)
         try:
-            await server.wait_healthy()
+            for server in servers:
+                await server.wait_healthy()
             figures = Figures()
-            await _repeat(model, pool, server.client, receivers, figures, repeats, directory / "model")
+            await _repeat(model, cell, [s.client for s in servers], receivers, figures, repeats, directory / "model")
         finally:
             receivers.end()
-            await server.kill()
+            for server in servers:
+                await server.kill()
     return _ratios(figures, sum(parameter.numel() * 4 for parameter in model.parameters()))
 
 
 async def _repeat(
     model: Qwen2ForCausalLM,
-    pool: Rollout,
-    engine: EngineClient,
+    cell: Cell,
+    engines: list[EngineClient],
     receivers: Receivers,
     figures: Figures,
     repeats: int,
     source: Path,
 ) -> None:
-    updater, sender = WeightUpdater(engine), WeightSender(HOST, SECONDS, "gloo")
-    probe, buffers = Probe(probe_tokens(VOCABULARY), []), BucketBuffers()
+    trainer = Trainer(model, cell, engines)
     for version in range(repeats + 1):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=1e-3)
-        begin = time.perf_counter()
-        weights = pack(model.named_parameters(), BUCKET_BYTES, torch.float32, buffers=buffers)
-        figures.add("pack", time.perf_counter() - begin)
-        place = sender.open("main", fresh=False, workers=pool.parallelism.workers)
-        probe.logprobs = await asyncio.to_thread(_logprobs, model, probe.token_ids) if size_of(weights) < 1e7 else []
-        update = PrepareWeights(
-            version, 0, version, place.group, place.address, place.port, place.world_size, "gloo", BUCKET_BYTES,
-            weights.parameters, probe if probe.logprobs else Probe([], []), "keep", SECONDS,
-        )  # fmt: skip
-        with figures.timed("update"):
-            sent, ack = await asyncio.gather(asyncio.to_thread(sender.send, "main", weights), updater.run(update))
-        assert sent == ack.digest
-        for name in (PAUSE, RECEIVE, RESUME, SCORE):
-            figures.add(name, updater.seconds.get(name, 0.0))
-        figures.add("paused", sum(updater.seconds[name] for name in (PAUSE, RECEIVE, RESUME)))
+        weights = await trainer.update(version, figures)
+        trainer.pack_alone(figures)
         with figures.timed("checksum"):
-            PackedWeights(weights.parameters, weights.buckets).digest()
+            PackedWeights.of(weights.plan, weights.buckets).digest()
         figures.add("raw", await asyncio.to_thread(receivers.raw, weights))
-        figures.add("wire", await asyncio.to_thread(receivers.wire, weights))
-        figures.add("load", await _load(engine, source))
-        sampling = SamplingParams(1.0, 4, [], version)
-        await engine.generate(f"benchmark-{version}", array("i", [1, 2, 3]).tobytes(), sampling)
+        figures.add_both("wire", await asyncio.to_thread(receivers.wire, weights, cell.tensor))
+        if cell.servers > 1:
+            figures.add_both("shared", await asyncio.to_thread(receivers.wire, weights, cell.servers * cell.tensor))
+        figures.add("load", max(await asyncio.gather(*(_load(engine, source) for engine in engines))))
+        for engine in engines:
+            sampling = SamplingParams(1.0, 4, [], version)
+            await engine.generate(f"benchmark-{version}", array("i", [1, 2, 3]).tobytes(), sampling)
         del weights  # as in the trainer: the next version uses its memory
         sys.stderr.write(
             " ".join(f"{name} {values[-1] * 1000:.1f} ms" for name, values in figures.seconds.items()) + "\n"
         )
+
+
+class Trainer:
+    """The trainer and the agents of the servers."""
+
+    def __init__(self, model: Qwen2ForCausalLM, cell: Cell, engines: list[EngineClient]) -> None:
+        self._model = model
+        self._cell = cell
+        self._sender = WeightSender(HOST, SECONDS, cell.transport)
+        self._updaters = {f"engine-{i}": WeightUpdater(engine) for i, engine in enumerate(engines)}
+        self._probe = Probe(probe_tokens(VOCABULARY), [])
+        self._buffers = wire_buffers(cell.transport, "cpu")
+        self._plan = WirePlan.of(model.named_parameters(), BUCKET_BYTES, torch.float32)
+        self._halves = WirePlan.of(model.named_parameters(), BUCKET_BYTES, torch.bfloat16)
+        self._unsent = {"pack": (self._plan, BucketBuffers()), "convert": (self._halves, BucketBuffers())}
+
+    async def update(self, version: int, figures: Figures) -> PackedWeights:
+        """Update all servers and return the weights."""
+        if sum(self._plan.sizes) < 1e7:
+            self._probe.logprobs = await asyncio.to_thread(_logprobs, self._model, self._probe.token_ids)
+        weights = PackedWeights(self._plan)
+        calls = []
+        for name, updater in self._updaters.items():
+            place = self._sender.open(name, fresh=False, workers=self._cell.tensor)
+            update = PrepareWeights(
+                version, 0, version, place.group, place.address, place.port, place.world_size, self._cell.transport,
+                BUCKET_BYTES, weights.parameters, self._probe if self._probe.logprobs else Probe([], []), "keep",
+                SECONDS,
+            )  # fmt: skip
+            calls += [asyncio.to_thread(self._sender.send, name, weights), updater.run(update)]
+        with figures.timed("update"):
+            filling = asyncio.to_thread(weights.fill, self._model.named_parameters(), self._buffers)
+            _, *done = await asyncio.gather(filling, *calls)
+        assert {done[i] for i in range(0, len(done), 2)} == {ack.digest for ack in done[1::2]}
+        steps = [updater.seconds for updater in self._updaters.values()]
+        for name in (PAUSE, RECEIVE, RESUME, SCORE):
+            figures.add(name, max(seconds.get(name, 0.0) for seconds in steps))
+        figures.add("paused", max(sum(seconds[name] for name in (PAUSE, RECEIVE, RESUME)) for seconds in steps))
+        return weights
+
+    def pack_alone(self, figures: Figures) -> None:
+        """Pack the weights without sending them, as they are and as bfloat16."""
+        for name, (plan, buffers) in self._unsent.items():
+            weights = PackedWeights(plan)
+            with figures.timed(name):
+                weights.fill(self._model.named_parameters(), buffers)
+            weights.digest()
 
 
 def size_of(weights: PackedWeights) -> int:
@@ -295,23 +266,25 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/weight_sync.json")
     time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
-    if unknown := [cell for cell in options.cells.split(",") if not CELL.fullmatch(cell)]:
-        parser.error(f"--cells: {unknown[0]!r} is no model size of {', '.join(map(str, SIZES))}, with or without x2")
+    try:
+        cells = [Cell.of(text) for text in options.cells.split(",")]
+    except ValueError as error:
+        parser.error(f"--cells: {error}")
+    if unknown := {cell.size for cell in cells} - SIZES.keys():
+        parser.error(f"--cells: there is no model of {min(unknown)} MB; choose from {', '.join(map(str, SIZES))}")
     time_limit.limit("benchmarks.weight_sync", options.timeout)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
     figures: dict[str, float] = {}
     targets: dict[str, Any] = {}
-    for cell in options.cells.split(","):
-        size, _, tensor = cell.partition("x")
-        result = asyncio.run(measure(int(size), int(tensor or 1), options.repeats))
-        what = f"{size}_mb_tensor_{tensor}" if tensor else f"{size}_mb"
-        figures |= {f"{name}_{what}": value for name, value in result.items()}
-        if what == f"{QUICKSTART}_mb":
-            targets["idle_update_ms"] = target(result["pack_ms"] + result["update_ms"], "<=", 30)
-        elif size != str(QUICKSTART):
-            targets[f"wire_of_raw_{what}"] = target(result["wire_of_raw"], ">=", 0.85)
-            targets[f"pause_of_limit_{what}"] = target(result["pause_of_limit"], "<=", 1.3)
+    for cell in cells:
+        result = asyncio.run(measure(cell, options.repeats))
+        figures |= {f"{name}_{cell.name}": value for name, value in result.items()}
+        if cell.name == f"{QUICKSTART}_mb":
+            targets["idle_update_ms"] = target(result["update_ms"], "<=", 30)
+        elif cell.size != QUICKSTART:
+            targets[f"wire_of_raw_{cell.name}"] = target(result["wire_of_raw"], ">=", 0.85)
+            targets[f"pause_of_limit_{cell.name}"] = target(result["pause_of_limit"], "<=", 1.3)
     report("weight_sync", figures, targets, options.keep)
 
 
