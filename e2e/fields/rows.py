@@ -408,7 +408,7 @@ ROWS: dict[str, Outcome] = {
     "spec.runner.autoscaling.keda.query": Changed("sum(up)", KEDA_RUNNER),
     "spec.runner.template": Shows(c.commands, POD),
     "spec.coordinator.template": Shows(c.commands, POD),
-    "spec.weightSync.transport": Shows(c.published, "ipc"),
+    "spec.weightSync.transport": Shows(c.published, "nccl"),
     "spec.weightSync.inFlight": Shows(c.dispatched, "abort"),
     "spec.weightSync.groups": Changed("shared"),
     "spec.weightSync.bucketBytes": Shows(c.dispatched, 1 << 20),
