@@ -301,7 +301,7 @@ def test_explain_shows_the_plan(spec):
     assert describe_plan(spec(processesPerNode=4), policy("7B"), H100) == [
         "memory of the trainer's first process: 7,615,616,512 parameters, 4 ranks, bfloat16, microbatches of 5888 "
         "tokens and samples of up to 4096; 90% of 79.6 GiB can be used",
-        "  load: GPU 7.6 GiB, host 520 MiB",
+        "  load: GPU 10.1 GiB, host 520 MiB",
         "  step: GPU 70.7 GiB, host 40.0 GiB",
         "  update: GPU 23.6 GiB, host 40.0 GiB",
         "  checkpoint: GPU 23.8 GiB, host 40.0 GiB",

@@ -98,7 +98,8 @@ def test_load_step_and_update_hold_as_many_bytes_as_planned(
 
     step()  # makes the moments
     for held in (stepping, sending):
-        moments = [list(state.values()) for state in backend._optimizer.state.values()]
+        states = backend._optimizer.state.values()
+        moments = [[value for value in state.values() if value.dim()] for state in states]  # no counts of updates
         held.add(list(backend._parameters.values()), moments)
     with stepping:
         step()

@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -334,8 +335,7 @@ class TrainerLoop:
         length = min(TOKENS, *(rollout.max_model_length - 1 for rollout in self._job.spec.policy_pools))
         known = probe(self._backend, self._world.device, length)
         if self._world.rank != 0:
-            for _ in self._gather():
-                pass
+            deque(self._gather(), maxlen=0)  # keeps no tensor while the next one is gathered
             return
         weights = PackedWeights(self._plan)
         self._publisher.publish(command, weights, known)
