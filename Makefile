@@ -113,7 +113,11 @@ docs: setup ## Write the generated pages of docs/
 
 .PHONY: crds
 crds: setup ## Write the CustomResourceDefinitions and their chart
-	$(BIN)/python -m tools.generate
+	$(BIN)/python -m tools.generate crds
+
+.PHONY: dashboards
+dashboards: setup ## Write the Grafana dashboards of the chart
+	$(BIN)/python -m tools.generate dashboards
 
 .PHONY: verify
 verify: setup ## Check that all generated files are up to date

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Checks for the system packages that pip cannot install. Usage: requirements/system.sh PYTHON [soak]
+# Checks for the system packages that pip cannot install. Usage: requirements/system.sh PYTHON [soak|monitoring]
 #   libnuma.so.1           vLLM's CPU build loads it
 #   venv                   Debian has this module of Python in a separate package
 #   C compiler, Python.h   pycosat (a dependency of reasoning-gym) is published as source only
 #   nft, ip, ss            with the argument soak: `make soak` breaks connections with them
+#   promtool, prometheus   with the argument monitoring: e2e/integration/test_dashboards.py and test_alerts.py use them
 # As root, it installs missing Debian packages; as another user, it prints their names and exits with code 1.
 set -eu
 python=$1
@@ -25,6 +26,9 @@ fi
 if [ "${2:-}" = soak ]; then
     command -v nft >/dev/null 2>&1 || missing="$missing nftables"
     { command -v ip && command -v ss; } >/dev/null 2>&1 || missing="$missing iproute2"
+fi
+if [ "${2:-}" = monitoring ]; then
+    { command -v prometheus && command -v promtool; } >/dev/null 2>&1 || missing="$missing prometheus"
 fi
 
 [ -n "$missing" ] || exit 0

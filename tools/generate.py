@@ -1,7 +1,8 @@
 """Writes the generated files of the repository, or checks that they are up to date.
 
-`python -m tools.generate` writes the CustomResourceDefinitions and their chart (`make crds`); with --check it
-writes nothing and names, for each outdated file, the command to run (`make verify`).
+`python -m tools.generate crds` writes the CustomResourceDefinitions and their chart (`make crds`), `dashboards` the
+Grafana dashboards of the chart rljob (`make dashboards`). With --check it writes nothing and names, for each outdated
+file, the command to run (`make verify`).
 """
 
 from __future__ import annotations
@@ -13,20 +14,23 @@ from pathlib import Path
 from rljob.api.crd import GROUP, definitions, to_yaml
 from rljob.api.explain import manifest_page
 from rljob.cli.reference import page as command_page
+from tools.dashboards import FOLDER, dashboards
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("crds", "charts/rljob-crds/files")
+CRD_FOLDERS = ("crds", "charts/rljob-crds/files")
+FOLDERS = (*CRD_FOLDERS, FOLDER)
 """Every file of these folders is generated."""
 
 
 def crds() -> dict[str, str]:
     """Return path in the repository → content of the definitions: for readers, and as files of the chart."""
     files = {f"{GROUP}_{name}.yaml": to_yaml(definition) for name, definition in definitions().items()}
-    return {f"{folder}/{name}": content for folder in FOLDERS for name, content in files.items()}
+    return {f"{folder}/{name}": content for folder in CRD_FOLDERS for name, content in files.items()}
 
 
 COMMANDS: Mapping[str, Callable[[], Mapping[str, str]]] = {
     "make crds": crds,
+    "make dashboards": dashboards,
     "make docs": lambda: {"docs/manifest.md": manifest_page(), "docs/cli.md": command_page()},
 }
 """Command → function that returns the files it writes: path → content."""
@@ -49,12 +53,13 @@ def problems(root: Path = ROOT) -> list[str]:
 
 
 def main() -> None:
-    """Write the definitions; with --check print the outdated files and exit with code 1."""
-    if "--check" in sys.argv[1:]:
+    """Write the files of a command; with --check print the outdated files and exit with code 1."""
+    (argument,) = sys.argv[1:]
+    if argument == "--check":
         if found := problems():
             sys.exit("\n".join(found))
         return
-    for path, content in crds().items():
+    for path, content in COMMANDS[f"make {argument}"]().items():
         (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / path).write_text(content)
 

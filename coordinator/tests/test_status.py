@@ -34,6 +34,7 @@ from rljob.scheduling.groups import REJECTED
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
 
 NAMES = {
+    "rljob_run_state", "rljob_training_steps", "rljob_samples_trained_total",
     "rljob_policy_version", "rljob_lineage", "rljob_trainer_incarnation", "rljob_engines",
     "rljob_generated_tokens_total", "rljob_engine_crashes_total", "rljob_engine_seconds_total",
     "rljob_samples_discarded_total", "rljob_samples", "rljob_role_load",

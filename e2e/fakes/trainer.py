@@ -147,7 +147,7 @@ class FakeTrainer:
         self._weights = Weights(train.step + 1, state, [*self._weights.batches, names])
         log.info("applied batch %d.", train.step)
         self.applied.append(Applied(train, shard, state))
-        self._last = m.StepDone(self._incarnation, train.step, {"loss": 0.0})
+        self._last = m.StepDone(self._incarnation, train.step, {"loss": 0.0, "grad_norm": 1.0, "kl_k3": 0.0})
         self._link.send(self._last)
         async with self.has_applied:
             self.has_applied.notify_all()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from rljob.api.job_status import State
+from rljob.coordinator.status_report import state_of
 from rljob.scheduling.groups import REJECTED
 
 if TYPE_CHECKING:
@@ -55,7 +57,12 @@ class RunCollector:
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges and counters of the run."""
         run = self._run
+        state = GaugeMetricFamily("rljob_run_state", "1 for the state of the run, 0 for the others", labels=["state"])
+        for name in get_args(State):
+            state.add_metric([name], name == state_of(run))
+        yield state
         yield GaugeMetricFamily("rljob_policy_version", "Batches applied", value=run.version)
+        yield GaugeMetricFamily("rljob_training_steps", "Batches of the whole run", value=run.spec.training.steps)
         yield GaugeMetricFamily("rljob_lineage", "Lineage of the published policy", value=run.weights.lineage)
         yield GaugeMetricFamily(
             "rljob_trainer_incarnation", "Trainer processes so far", value=run.trainer.session.incarnation
@@ -77,6 +84,7 @@ class RunCollector:
             for activity, seconds in run.progress.engines.seconds([account]).items():
                 spent.add_metric([account.name, activity], seconds)
         yield spent
+        yield CounterMetricFamily("rljob_samples_trained", "Samples that were trained", value=run.ends["trained"])
         ended = CounterMetricFamily("rljob_samples_discarded", "Samples that were not trained", labels=["reason"])
         for end in REJECTED:
             ended.add_metric([end], run.ends[end])
