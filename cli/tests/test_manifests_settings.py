@@ -11,6 +11,7 @@ from core.tests.goldens import JOB
 from rljob.api.kubernetes import Peer
 from rljob.api.yaml_loader import write_yaml
 from rljob.manifests import render
+from rljob.manifests.accelerator_profiles import AcceleratorProfile
 from rljob.manifests.inputs import Cluster, ClusterSettings, RenderTarget, read_cluster
 
 SET = {
@@ -24,6 +25,7 @@ SET = {
     "accelerator": "cpu",
     "gang": "none",
     "requestsPerGpu": {"cpu": "4", "memory": "16Gi"},
+    "acceleratorProfiles": {"h100": {"resource": "example.com/gpu"}},
     "user": 1000,
     "allowFrom": [{"name": "prometheus", "namespaceLabels": {"name": "monitoring"}}],
 }
@@ -46,12 +48,13 @@ def test_every_setting_can_be_set_and_reaches_the_cluster():
         access_modes=("ReadWriteOnce",),
         accelerator="cpu",
         requests_per_gpu={"cpu": "4", "memory": "16Gi"},
+        accelerator_profiles={"h100": AcceleratorProfile(resource="example.com/gpu")},
         user=1000,
         allow_from=(Peer(name="prometheus", namespace_labels={"name": "monitoring"}),),
     )
 
 
-@pytest.mark.parametrize("setting", sorted(SET.keys() - {"gang"}))
+@pytest.mark.parametrize("setting", sorted(SET.keys() - {"gang", "acceleratorProfiles"}))
 def test_every_setting_changes_what_is_rendered(manifest, setting):
     from rljob.api.load import validate
 

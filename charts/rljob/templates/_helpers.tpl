@@ -58,6 +58,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   "accessModes" .Values.jobs.storage.accessModes
   "accelerator" .Values.jobs.accelerator
   "requestsPerGpu" .Values.jobs.requestsPerGPU
+  "acceleratorProfiles" .Values.acceleratorProfiles
   "user" .Values.podSecurity.user
   "allowFrom" .Values.jobs.allowFrom
   "gang" .Values.jobs.gang -}}

@@ -115,9 +115,10 @@ def render(
     The Secret with the job's random tokens is omitted. Nothing is sent to a cluster.
     """
     job = load(file, overrides or [])
-    if found := manifests.problems(job):
+    settings = _cluster(cluster, gpu)
+    if found := manifests.problems(job, settings):
         raise ManifestError(found, str(file))
-    context = RenderTarget(_cluster(cluster, gpu), namespace=namespace or job.metadata.namespace or "default")
+    context = RenderTarget(settings, namespace=namespace or job.metadata.namespace or "default")
     objects = [rendered for role in manifests.render(job, context) for rendered in role.objects]
     if output is Form.JSON:
         whole = {"apiVersion": "v1", "kind": "List", "items": objects}

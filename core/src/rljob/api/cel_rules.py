@@ -13,7 +13,7 @@ from rljob.api.backend_checks import INDIVISIBLE, UNSUPPORTED
 from rljob.api.cel_algorithm_rules import algorithm_rules
 from rljob.api.cel_rule import CelRule, at_most_one_of, escaped
 from rljob.api.cel_task_rules import builtin_reward_rules, location_rules, task_rules
-from rljob.api.kubernetes import GPUS
+from rljob.api.kubernetes import GPUS, PROFILE_ON_CPU
 
 
 def rules() -> Iterator[CelRule]:
@@ -265,6 +265,9 @@ def _fabric() -> Iterator[CelRule]:
             f"spec.{role}.rdma.resource",
             f"self != '{GPUS}'",
             f"{GPUS} is requested by accelerator; name the resource of the network adapters",
+        )
+        yield CelRule(
+            f"spec.{role}.accelerator", "self.kind != 'cpu' || !has(self.profile)", PROFILE_ON_CPU, ".profile"
         )
         yield CelRule(
             f"spec.{role}.nccl",

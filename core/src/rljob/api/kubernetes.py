@@ -11,6 +11,7 @@ from rljob.api.field_metadata import FieldMeta
 
 NO_PODS = "there are no pods to place"
 NO_POLICIES = "there are no NetworkPolicies on one machine"
+NO_PROFILES = "profiles are settings of a cluster"
 LOCAL_CACHE = "models are kept in a directory of this machine"
 
 
@@ -72,11 +73,17 @@ class Downloads(Model):
     `checkpoints.uri`."""
 
 
+PROFILE_ON_CPU = "a role on the CPU has no accelerator; remove it, or set kind: auto"
+
+
 class Accelerator(Model):
     """The device type of a role."""
 
     kind: Literal["auto", "nvidia", "cpu"] = "auto"
     """`auto`: accelerators if there are any, else the CPU. In a cluster a setting of the cluster decides."""
+    profile: Annotated[Name | None, FieldMeta(reader="pods", local=NO_PROFILES)] = None
+    """Profile of the cluster, which its administrators define for each kind of accelerator: resource, nodes, network
+    adapters. The role then has accelerators also with `auto`. Default: NVIDIA GPUs of any node."""
 
 
 GPUS = "nvidia.com/gpu"

@@ -48,7 +48,7 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 }
 
 
-def _check(template: dict[str, Any]) -> dict[str, Any]:
+def check_template(template: dict[str, Any]) -> dict[str, Any]:
     """Return ``template``.
 
     Raises:
@@ -62,7 +62,7 @@ def _check(template: dict[str, Any]) -> dict[str, Any]:
 
 PodTemplate = Annotated[
     dict[str, Any],
-    AfterValidator(_check),
+    AfterValidator(check_template),
     WithJsonSchema({"type": "object", MARK: True}),
     FieldMeta(reader="pods", local_part="`env` with a value, `command` and `args` of the container `main`"),
 ]

@@ -11,7 +11,7 @@ from rljob.api.backend_checks import backend_problems
 from rljob.api.engine_registry import refused
 from rljob.api.environments import ENVIRONMENTS, EnvironmentKind
 from rljob.api.frozen_pools import frozen_pool_problems
-from rljob.api.kubernetes import GPUS
+from rljob.api.kubernetes import GPUS, PROFILE_ON_CPU
 from rljob.api.model_address import HUB_FORM, S3_FORM, parse_address
 from rljob.api.optimizer_checks import optimizer_problems
 from rljob.api.pod_models import MAIN
@@ -339,6 +339,8 @@ def _fabric(spec: RLJobSpec) -> Iterator[str]:
     for path, role in roles.items():
         if role.rdma is not None and role.rdma.resource == GPUS:
             yield f"{path}.rdma.resource: {GPUS} is requested by accelerator; name the resource of the network adapters"
+        if role.accelerator.profile is not None and role.accelerator.kind == "cpu":
+            yield f"{path}.accelerator.profile: {PROFILE_ON_CPU}"
         if role.host_network and spec.network.policy == "Enabled" and not spec.network.nodes:
             yield (
                 f"{path}.hostNetwork: network policies would block such pods; give the "

@@ -211,6 +211,7 @@ def _pool_deployment(ctx: RenderContext, role: RoleKey, pool: Rollout, which: st
         },
         labels=tier_label(which),
         template=pool.template,
+        inherited=requested.template,
     )
     name = ctx.name(role.name, *([ELASTIC] if which == ELASTIC else []))
     return deployment(ctx, role, name, replicas, pod_template(ctx, pod), tier_label(which))

@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from rljob.api.base import Model, Quantity
+from rljob.api.base import Model, Name, Quantity
 from rljob.api.errors import sentences
 from rljob.api.kubernetes import AccessMode, Peer
+from rljob.manifests.accelerator_profiles import AcceleratorProfile, RequestsPerGpu
 
 Object: TypeAlias = dict[str, Any]
 """A Kubernetes object as JSON."""
@@ -46,6 +47,8 @@ class Cluster:
     """Gang provider of jobs that set none."""
     requests_per_gpu: Mapping[str, str] = field(default_factory=lambda: {"cpu": "2", "memory": "8Gi"})
     """Resource → what pods of trainer and engines request of it for each GPU."""
+    accelerator_profiles: Mapping[str, AcceleratorProfile] = field(default_factory=dict)
+    """Name of a profile, which jobs use, → profile."""
     user: int | None = 65532
     """User and group of every process, and group of the volumes: the `nonroot` user of distroless images. None: the
     cluster assigns them, as OpenShift does from a range of the namespace."""
@@ -82,13 +85,6 @@ class Images(Model):
     environments: _ShortText = _Defaults.images["environments"]
 
 
-class RequestsPerGpu(Model):
-    """Requests of pods of trainer and engines for each GPU."""
-
-    cpu: Quantity = _Defaults.requests_per_gpu["cpu"]
-    memory: Quantity = _Defaults.requests_per_gpu["memory"]
-
-
 class ClusterSettings(Model):
     """The fields of :class:`~rljob.manifests.inputs.Cluster`, all optional."""
 
@@ -102,6 +98,7 @@ class ClusterSettings(Model):
     accelerator: Literal["nvidia", "cpu"] = _Defaults.accelerator
     gang: Literal["none"] = _Defaults.gang
     requests_per_gpu: RequestsPerGpu = RequestsPerGpu()
+    accelerator_profiles: Annotated[dict[Name, AcceleratorProfile], Field(max_length=64)] = {}  # noqa: RUF012 (copied)
     user: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = _Defaults.user
     allow_from: Annotated[tuple[Peer, ...], Field(max_length=64)] = ()
 
@@ -128,5 +125,6 @@ def read_cluster(data: Mapping[str, Any]) -> Cluster:
         gang=read.gang,
         user=read.user,
         allow_from=read.allow_from,
+        accelerator_profiles=read.accelerator_profiles,
         requests_per_gpu={"cpu": read.requests_per_gpu.cpu, "memory": read.requests_per_gpu.memory},
     )

@@ -60,6 +60,7 @@ def trainer(ctx: RenderContext) -> RenderedRole:
         },
         labels={names.ATTEMPT: attempt, **tier_label(GANG)},
         template=spec.template,
+        inherited=requested.template,
     )
     headless = {
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": ctx.selector(role)},

@@ -85,7 +85,7 @@ class PodSettings:
     template: Mapping[str, Any] | None = None
     """The user's template."""
     inherited: Mapping[str, Any] | None = None
-    """Fields inherited from another role's template; ``template`` wins over them."""
+    """Fields of the accelerator's profile or of another role's template; ``template`` wins over them."""
 
 
 def pod_template(ctx: RenderContext, pod: PodSettings) -> Object:
@@ -102,8 +102,8 @@ def pod_template(ctx: RenderContext, pod: PodSettings) -> Object:
 
 
 def _drop_replaced_requests(merged: Object, pod: PodSettings) -> None:
-    """Remove rljob's request of a resource if the template sets only its limit, which is then also the request."""
-    own = main_container(dict(pod.template or {})).get("resources") or {}
+    """Remove rljob's request of a resource if a template sets only its limit, which is then also the request."""
+    own = main_container(merge(dict(pod.inherited or {}), pod.template)).get("resources") or {}
     limits, requests = own.get("limits") or {}, own.get("requests") or {}
     main = next(each for each in merged["spec"]["containers"] if each["name"] == MAIN)
     if rendered := main.get("resources", {}).get("requests"):

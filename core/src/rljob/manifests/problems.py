@@ -10,11 +10,18 @@ from rljob.api.engine_registry import image_of
 from rljob.api.model_address import is_remote
 from rljob.api.models import RLJob
 from rljob.api.pod_models import MAIN, main_container
+from rljob.manifests.accelerator_profiles import unknown_profiles
+from rljob.manifests.inputs import Cluster
 from rljob.manifests.resources import ELASTIC
 
 
-def problems(job: RLJob) -> list[str]:
-    """Return one message for each field with a value that is invalid in a cluster."""
+def problems(job: RLJob, cluster: Cluster | None = None) -> list[str]:
+    """Return one message for each field with a value that is invalid in a cluster.
+
+    Args:
+        job: a valid manifest.
+        cluster: settings of the cluster; None: they are not known, and names of profiles are not checked.
+    """
     return [
         *_paths(job),
         *_user_code(job),
@@ -24,6 +31,7 @@ def problems(job: RLJob) -> list[str]:
         *_host_network(job),
         *_processes(job),
         *_transport(job),
+        *(unknown_profiles(job, cluster.accelerator_profiles) if cluster is not None else ()),
     ]
 
 

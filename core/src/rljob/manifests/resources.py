@@ -12,51 +12,84 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from rljob.api.kubernetes import GPUS, Accelerator
+from rljob.api.kubernetes import Accelerator
 from rljob.api.roles import Rollout, Trainer
 from rljob.manifests import names
+from rljob.manifests.accelerator_profiles import AcceleratorProfile
 from rljob.manifests.render_context import RenderContext, Volume
+from rljob.protocol.environment import ACCELERATOR
 
 REQUESTS = {"cpu": "250m", "memory": "1Gi"}
 """Requests of a pod without GPUs. Pods without requests are evicted first when a node runs out of memory."""
 LOST_NODE_SECONDS = 10
 """Pods are replaced this long after Kubernetes has declared their node lost, which takes up to 50 seconds. Kubernetes'
 default is five minutes."""
+ANY_GPU = AcceleratorProfile()
+"""The accelerators of a role without a profile."""
 GANG = "gang"
 ELASTIC = "elastic"
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Requests of a pod: resources and variables of the main container, volumes, tolerations, other PodSpec fields."""
+    """Requests of a pod: resources and variables of the main container, volumes, tolerations, other PodSpec fields, and
+    the template of its accelerator profile."""
 
     resources: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     volumes: Sequence[Volume] = ()
     tolerations: Sequence[Mapping[str, Any]] = ()
     spec_fields: Mapping[str, Any] = field(default_factory=dict)
+    template: Mapping[str, Any] | None = None
 
 
 def resources(ctx: RenderContext, role: Trainer | Rollout, devices: int) -> Resources:
     """Return the requests of a pod with ``devices`` accelerators."""
-    limits, hidden, taints = _accelerators(ctx, role.accelerator, devices)
+    profile = _profile(ctx, role.accelerator)
+    limits = profile.limits(devices) if profile else {}
     if role.rdma is not None:
         limits[role.rdma.resource] = str(role.rdma.count)
+    # Without this policy the pod uses only its node's name server, which cannot resolve the coordinator.
+    own_network = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if role.host_network else {}
     return Resources(
-        resources={"requests": _requests(ctx, int(limits.get(GPUS, 0)))} | ({"limits": limits} if limits else {}),
-        variables={**hidden, **role.nccl},
+        resources={"requests": _requests(ctx, profile, devices)} | ({"limits": limits} if limits else {}),
+        variables={**_variables(profile, role.accelerator), **role.nccl},
         volumes=[_shared_memory(role.shared_memory)],
-        tolerations=taints,
-        # Without this policy the pod uses only its node's name server, which cannot resolve the coordinator.
-        spec_fields={"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if role.host_network else {},
+        tolerations=_tolerations(profile),
+        spec_fields=own_network
+        | ({"nodeSelector": profile.node_selector} if profile and profile.node_selector else {}),
+        template=profile.template if profile else None,
     )
 
 
-def _requests(ctx: RenderContext, devices: int) -> dict[str, str]:
+def _profile(ctx: RenderContext, wanted: Accelerator) -> AcceleratorProfile | None:
+    """Return the profile of a role: its own, or NVIDIA GPUs of any node. None: the role is on CPU."""
+    if wanted.profile is not None:
+        return ctx.cluster.accelerator_profiles[wanted.profile]
+    kind = ctx.cluster.accelerator if wanted.kind == "auto" else wanted.kind
+    return None if kind == "cpu" else ANY_GPU
+
+
+def _requests(ctx: RenderContext, profile: AcceleratorProfile | None, devices: int) -> dict[str, str]:
     """Return the requests of a pod: in proportion to its GPUs, which share a node's CPU and memory."""
-    if not devices:
+    if profile is None:
         return dict(REQUESTS)
-    return {resource: _times(quantity, devices) for resource, quantity in ctx.cluster.requests_per_gpu.items()}
+    per_gpu = profile.requests_per_gpu
+    quantities = per_gpu.model_dump() if per_gpu is not None else ctx.cluster.requests_per_gpu
+    return {resource: _times(quantity, devices) for resource, quantity in quantities.items()}
+
+
+def _variables(profile: AcceleratorProfile | None, wanted: Accelerator) -> dict[str, str]:
+    if profile is None:
+        # With NVIDIA's runtime as default, GPU images see all GPUs of the node unless this is set.
+        return {"NVIDIA_VISIBLE_DEVICES": "void"}
+    return profile.env | ({ACCELERATOR: "nvidia"} if wanted.profile is not None else {})
+
+
+def _tolerations(profile: AcceleratorProfile | None) -> list[Mapping[str, Any]]:
+    if profile is None:
+        return []
+    return [{"key": profile.resource, "operator": "Exists", "effect": "NoSchedule"}, *profile.tolerations]
 
 
 def _times(quantity: str, count: int) -> str:
@@ -76,17 +109,6 @@ def lost_node_tolerations() -> list[dict[str, Any]]:
         }
         for state in ("not-ready", "unreachable")
     ]
-
-
-def _accelerators(
-    ctx: RenderContext, wanted: Accelerator, devices: int
-) -> tuple[dict[str, str], dict[str, str], list[dict[str, Any]]]:
-    """Return limits, variables and tolerations; no limits for a role on CPU."""
-    kind = ctx.cluster.accelerator if wanted.kind == "auto" else wanted.kind
-    if kind == "cpu":
-        # With NVIDIA's runtime as default, GPU images see all GPUs of the node unless this is set.
-        return {}, {"NVIDIA_VISIBLE_DEVICES": "void"}, []
-    return {GPUS: str(devices)}, {}, [{"key": GPUS, "operator": "Exists", "effect": "NoSchedule"}]
 
 
 def _shared_memory(bound: str | None) -> Volume:

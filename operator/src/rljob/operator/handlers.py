@@ -69,9 +69,9 @@ async def take(event: kopf.RawEvent, memo: Any, **_: Any) -> None:
     memo.rljob.operator.caches.take_job(event["type"], event["object"])
 
 
-async def validate(body: Mapping[str, Any], old: Mapping[str, Any] | None = None, **_: Any) -> None:
+async def validate(memo: Any, body: Mapping[str, Any], old: Mapping[str, Any] | None = None, **_: Any) -> None:
     """Refuse an RLJob that the operator would report as InvalidSpec."""
-    problems = new_problems(body, old)
+    problems = new_problems(body, old, memo.rljob.operator.cluster)
     if problems:
         raise kopf.AdmissionError(escape_block("; ".join(problems))[:MAX_MESSAGE_CHARACTERS], code=422)
 

@@ -71,6 +71,7 @@ class Operator:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.client, self.metrics = client, metrics
+        self.cluster = settings.for_rendering()
         lease = settings.lease
         self.lease = Lease(
             client,
@@ -92,7 +93,7 @@ class Operator:
         self._recorder = Recorder(client, metrics, identity)
         self.sampler = LoadSampler(self.caches.jobs, self.queue.add, wall)
         self._reconciler = Reconciler(
-            client, self.caches, settings.for_rendering(), planner or RLJobPlanner(), self._recorder, self.sampler, wall
+            client, self.caches, self.cluster, planner or RLJobPlanner(), self._recorder, self.sampler, wall
         )
         self._workers = settings.workers
         self.leading, self.synced = asyncio.Event(), asyncio.Event()

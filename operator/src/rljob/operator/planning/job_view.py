@@ -193,7 +193,7 @@ def render(job: RLJob, context: RenderTarget) -> Sequence[RenderedRole]:
     Raises:
         ValueError: no cluster supports a field that it sets; each line is an error.
     """
-    problems = manifests.problems(job)
+    problems = manifests.problems(job, context.cluster)
     if problems:
         raise ValueError("\n".join(problems))
     return manifests.render(job, context)
