@@ -33,3 +33,23 @@ def test_the_pods_of_the_job_are_added(manifest):
 def test_without_network_policies_there_is_none(manifest):
     manifest["spec"]["network"] = {"policy": "Disabled"}
     assert ingress(manifest, PROMETHEUS) is None
+
+
+def test_prometheus_of_the_cluster_reads_the_metrics_of_rewards_and_environments_inside_the_job(manifest):
+    manifest["spec"]["rewards"].append({"name": "far", "url": "https://scores.example.com"})
+    manifest["spec"]["environments"] = [{"name": "lake", "builtin": "frozen_lake"}]
+
+    def policies(cluster):
+        roles = {role.name: role for role in render(validate(manifest), RenderTarget(cluster, uid="uid"))}
+        return {each["metadata"]["name"]: each["spec"] for each in roles["network"].objects}
+
+    assert "sums-network-metrics" not in policies(Cluster())
+    spec = policies(PROMETHEUS)["sums-network-metrics"]
+    (rule,) = spec["podSelector"]["matchExpressions"]
+    assert (rule["key"], rule["values"]) == ("rljob.dev/role", ["environment-lake", "reward-exact"])
+    assert spec["ingress"] == [
+        {
+            "from": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+            "ports": [{"port": 8080, "protocol": "TCP"}],
+        }
+    ]

@@ -1,7 +1,7 @@
 """Accelerator profiles: what a pod needs to use a kind of accelerator and its network, as data of the platform team.
 
-A job names a profile (`accelerator: {profile: h100}`), and the settings of the cluster define it. The rest of a manifest stays
-the same on every cloud. rljob knows no vendor: charts/rljob/profiles has examples.
+A job names a profile (`accelerator: {profile: h100}`), and the settings of the cluster define it. The rest of a
+manifest stays the same on every cloud. rljob knows no vendor: charts/rljob/profiles has examples.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ def network(ctx: RenderContext) -> RenderedRole:
                 objects.append(_policy(ctx, role, f"egress-{name}", name, _egress(ctx, egress)))
         if coordinator := _coordinator(ctx):
             objects.append(_policy(ctx, role, "coordinator", "coordinator", coordinator))
+        objects += _metrics(ctx, role)
     return RenderedRole(role.name, role.kind, role.hash, tuple(objects))
 
 
@@ -98,6 +99,26 @@ def _coordinator(ctx: RenderContext) -> dict[str, Any]:
         spec["policyTypes"].append("Egress")
         spec["egress"] = [{"ports": [{"port": port, "protocol": "TCP"} for port in API_PORTS]}]
     return spec if spec["policyTypes"] else {}
+
+
+def _metrics(ctx: RenderContext, role: RoleKey) -> list[Object]:
+    """Return the policy that lets the peers of the cluster, such as Prometheus, read the metrics of rewards and
+    environments. Scores need a token."""
+    kinds: dict[str, Sequence[Reward | Environment]] = {
+        "reward": ctx.job.spec.rewards,
+        "environment": ctx.job.spec.environments,
+    }
+    served = [role_name(kind, each.name) for kind, entries in kinds.items() for each in entries if each.url is None]
+    if not served or not ctx.cluster.allow_from:
+        return []
+    selector = {
+        "matchLabels": names.selector(ctx.job.metadata.name),
+        "matchExpressions": [{"key": names.ROLE, "operator": "In", "values": sorted(served)}],
+    }
+    ports = [{"port": PORT, "protocol": "TCP"}]
+    ingress = [{"from": [_peer(peer) for peer in ctx.cluster.allow_from], "ports": ports}]
+    body = {"spec": {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": ingress}}
+    return [ctx.object(role, "NetworkPolicy", ctx.name("network", "metrics"), body, api="networking.k8s.io/v1")]
 
 
 def _range(destination: Destination) -> dict[str, Any]:
