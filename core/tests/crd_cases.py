@@ -166,6 +166,14 @@ GOOD = [
         "",
     ),
     Case(
+        "accelerator profiles",
+        (
+            "spec.trainer.accelerator.profile=h100",
+            "spec.rollouts[0].accelerator={kind: nvidia, profile: h100}",
+        ),
+        "",
+    ),
+    Case(
         "hostNetwork with addresses of nodes",
         ("spec.trainer.hostNetwork=true", "spec.network.nodes=[{name: all, cidr: 10.0.0.0/8}]"),
         "",
@@ -868,6 +876,16 @@ FIELDS = [
         "nvidia.com/gpu is requested by accelerator; name the resource of the network adapters",
     ),
     Case(
+        "a profile of a trainer on CPU",
+        ("spec.trainer.accelerator={kind: cpu, profile: h100}",),
+        "a role on the CPU has no accelerator; remove it, or set kind: auto",
+    ),
+    Case(
+        "a profile of an engine on CPU",
+        ("spec.rollouts[0].accelerator={kind: cpu, profile: h100}",),
+        "a role on the CPU has no accelerator; remove it, or set kind: auto",
+    ),
+    Case(
         "GPUs as RDMA adapters of an engine",
         ("spec.rollouts[0].rdma.resource=nvidia.com/gpu",),
         "nvidia.com/gpu is requested by accelerator; name the resource of the network adapters",
@@ -1102,6 +1120,8 @@ CHANGES = [
     ("spec.initializer.template={spec: {nodeSelector: {disk: large}}}", ""),
     ("spec.trainer.sharedMemory=1Gi", ""),
     ("spec.trainer.rdma={resource: rdma/hca}", ""),
+    ("spec.trainer.accelerator.profile=h100", ""),
+    ("spec.rollouts[0].accelerator.profile=h100", ""),
     ("spec.trainer.nccl={NCCL_DEBUG: INFO}", ""),
     ("spec.rollouts[0].sharedMemory=1Gi", ""),
     ("spec.rollouts[0].rdma={resource: rdma/hca}", ""),

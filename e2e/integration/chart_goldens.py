@@ -22,7 +22,8 @@ VALUES, GOLDEN = HERE / "chart_values", HERE / "chart_golden"
 DEFAULT = "default"
 SETS = sorted(path.stem for path in VALUES.glob("*.yaml"))
 GENERATED = "…"
-"""In place of certificates, which are random, of the hash of the settings, and of dashboards, which `make verify` compares."""
+"""In place of certificates, which are random, of the hash of the settings, and of dashboards, which `make verify`
+compares."""
 
 Object = dict[str, Any]
 

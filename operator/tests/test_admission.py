@@ -1,11 +1,12 @@
 """Admission refuses exactly the RLJobs that would have the condition InvalidSpec, with the same sentences."""
 
 import copy
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import kopf
 import pytest
 
+from rljob.manifests.inputs import read_cluster
 from rljob.operator import handlers
 from rljob.operator.admission import new_problems
 from rljob.operator.decoded_jobs import manifest_of
@@ -14,6 +15,7 @@ from rljob.operator.planning import plan
 
 from .world import CLUSTER, SPEC, World
 
+PROFILES = read_cluster({"acceleratorProfiles": {"h100": {}}})
 LOCAL = [{"name": "policy", "source": "/models/policy"}]
 LOCAL_PROBLEM = "spec.models[0].source: '/models/policy' is a path of one machine"
 
@@ -84,9 +86,19 @@ def test_an_rljob_without_a_spec_is_refused_without_a_failure(spec):
     assert new_problems({"metadata": {}, "spec": spec}, None)
 
 
+def test_an_accelerator_profile_must_be_one_of_the_cluster():
+    profiled = job(trainer={"accelerator": {"profile": "h200"}})
+    (found,) = new_problems(profiled, None, PROFILES)
+    assert found == "spec.trainer.accelerator.profile: the cluster has no profile h200; it has h100"
+    assert condition(profiled).endswith("it has none (acceleratorProfiles of the chart)")
+    assert not new_problems(job(trainer={"accelerator": {"profile": "h100"}}), None, PROFILES)
+    assert not new_problems(profiled, profiled, PROFILES), "a profile that the cluster does not have any more"
+
+
 async def test_the_handler_refuses_with_code_422():
-    await handlers.validate(body=job(), old=None)
+    memo = SimpleNamespace(rljob=SimpleNamespace(operator=SimpleNamespace(cluster=PROFILES)))
+    await handlers.validate(memo=memo, body=job(), old=None)
     with pytest.raises(kopf.AdmissionError, match="is a path of one machine") as refusal:
-        await handlers.validate(body=MappingProxyType(job(models=LOCAL)), old=None)
+        await handlers.validate(memo=memo, body=MappingProxyType(job(models=LOCAL)), old=None)
     assert refusal.value.code == 422
     assert str(refusal.value) == condition(job(models=LOCAL))

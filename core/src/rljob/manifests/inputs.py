@@ -53,8 +53,8 @@ class Cluster:
     """User and group of every process, and group of the volumes: the `nonroot` user of distroless images. None: the
     cluster assigns them, as OpenShift does from a range of the namespace."""
     allow_from: tuple[Peer, ...] = ()
-    """Pods that may read the coordinator of every job, besides those of `spec.network.allowFrom`, and the metrics of its
-    rewards and environments: Prometheus."""
+    """Pods that may read the coordinator of every job, besides those of `spec.network.allowFrom`, and the metrics of
+    its rewards and environments: Prometheus."""
 
 
 @dataclass(frozen=True)
