@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from e2e.integration.helm_program import CHART, Helm, of_kind
+from rljob.api.yaml_loader import read_yaml
 from rljob.operator.config import read_settings
 from tools.cluster.client import ApiError
 
@@ -95,3 +96,11 @@ def test_additions_are_in_the_operators_pod(program: Helm, tmp_path):
     path.write_text(of_kind(found, "ConfigMap")["data"]["operator.json"])
     (peer,) = read_settings(path).for_rendering().allow_from
     assert (peer.name, peer.namespace_labels) == ("prometheus", {"name": "monitoring"})
+
+
+@pytest.mark.parametrize("path", sorted((CHART / "profiles").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_operator_reads_the_accelerator_profiles_that_the_chart_ships(program: Helm, tmp_path, path):
+    settings = tmp_path / "operator.json"
+    settings.write_text(of_kind(program.template("--values", str(path)), "ConfigMap")["data"]["operator.json"])
+    written = read_yaml(path.read_text())["acceleratorProfiles"]
+    assert read_settings(settings).for_rendering().accelerator_profiles.keys() == written.keys()
