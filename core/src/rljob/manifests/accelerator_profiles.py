@@ -31,9 +31,9 @@ class AcceleratorProfile(Model):
 
     resource: ResourceName = GPUS
     """Extended resource of one device; a pod requests one for each of its processes."""
-    requests_per_gpu: RequestsPerGpu | None = Field(None, alias="requestsPerGPU")
+    requests_per_gpu: Annotated[RequestsPerGpu | None, Field(alias="requestsPerGPU")] = None
     """Requests of a pod for each device. Default: those of the cluster."""
-    resources_per_gpu: dict[ResourceName, PerDevice] = Field({}, alias="resourcesPerGPU")
+    resources_per_gpu: Annotated[dict[ResourceName, PerDevice], Field(alias="resourcesPerGPU")] = {}  # noqa: RUF012 (copied)
     """Further extended resources for each device: {vpc.amazonaws.com/efa: 4}."""
     resources_per_pod: dict[ResourceName, PerDevice] = Field(default_factory=dict)
     """Further extended resources for each pod: {rdma/hca_shared_devices_a: 1}."""
