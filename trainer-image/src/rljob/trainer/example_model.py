@@ -29,6 +29,7 @@ from rljob.api.tasks import Task
 from rljob.protocol.environment import SEED, read_environment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.trainer.example_episodes import Segments, draw_episodes
+from rljob.trainer.example_muon import Float32Muon
 from rljob.trainer.example_problems import draw_problems, make_examples
 
 log = logging.getLogger(__name__)
@@ -149,12 +150,12 @@ def answer_loss(model: Qwen2ForCausalLM, ids_BT: Tensor, mask_BT: Tensor) -> Ten
 def warm_up(model: Qwen2ForCausalLM, batches: Iterator[tuple[Tensor, Tensor]], steps: int, recipe: Recipe) -> None:
     """Train ``model`` on ``steps`` batches.
 
-    Muon (https://kellerjordan.github.io/posts/muon) needs half as many steps as AdamW, with no slow seed.
+    Muon needs half as many steps as AdamW, with no slow seed.
     """
     matrices = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
     others = [*model.model.embed_tokens.parameters(), *(p for p in model.model.parameters() if p.ndim == 1)]
     optimizers: list[tuple[torch.optim.Optimizer, float]] = [
-        (torch.optim.Muon(matrices, weight_decay=0.01), recipe.matrix_rate),
+        (Float32Muon(matrices, recipe.matrix_rate, weight_decay=0.01), recipe.matrix_rate),
         (torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.01, fused=True), recipe.rate),
     ]
     started = time.monotonic()
