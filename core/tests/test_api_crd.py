@@ -91,8 +91,9 @@ def test_every_field_outside_pod_templates_has_a_description():
 
 
 def test_kubectl_explain_names_values_without_support():
-    sync = SCHEMA["properties"]["spec"]["properties"]["weightSync"]["properties"]
-    assert sync["transport"]["description"].endswith("`ipc` is not supported yet.")
+    gang = SCHEMA["properties"]["spec"]["properties"]["scheduling"]["properties"]["gang"]["properties"]
+    assert "`volcano`" in gang["provider"]["description"]
+    assert gang["provider"]["description"].endswith("not supported yet.")
 
 
 def _is_bounded(path, schema):

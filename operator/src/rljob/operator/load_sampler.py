@@ -2,7 +2,7 @@
 
 Coordinators write loads every few seconds; a reconcile for each write would cost more than all other work of the
 operator. So this loop reads the loads from the cache, keeps them for the length of the longest window, and asks
-:func:`rljob.operator.planning.autoscaling.decide`. The reconcile then decides again, with the same points.
+:func:`rljob.operator.planning.replica_decision.decide`. The reconcile then decides again, with the same points.
 
 The points are in memory only: a new operator decides once it has seen a whole window.
 """
@@ -17,7 +17,7 @@ import msgspec
 
 from rljob.operator.cache import Cache, CachedJob
 from rljob.operator.plan import Key
-from rljob.operator.planning.autoscaling import decide
+from rljob.operator.planning.replica_decision import decide
 from rljob.operator.scale_policy import LoadPoint, ScalePolicy
 
 TICK_SECONDS = 1.0

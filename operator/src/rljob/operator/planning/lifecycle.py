@@ -11,7 +11,6 @@ from rljob.api.models import RLJob
 from rljob.manifests.inputs import Cluster
 from rljob.operator.plan import INITIALIZER, TRAINER, Event, Observed, Plan, Ref
 from rljob.operator.planning import (
-    autoscaling,
     claims,
     completion,
     conditions,
@@ -19,6 +18,7 @@ from rljob.operator.planning import (
     lost_nodes,
     readiness,
     reasons,
+    replica_decision,
     role_status,
     scale,
     scale_status,
@@ -140,7 +140,7 @@ def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Rend
     _select_objects(
         builder, view, stage, trainer.back_off_left(decision.attempt, builder.now) <= 0, {*retained, *lost}, blocked
     )
-    autoscaling.autoscale(builder, view)
+    replica_decision.autoscale(builder, view)
     surveyed, problems = role_status.survey(view, observed.status, "" if stage.done else "waits for the initializer")
     status.roles = _count_exit(surveyed, decision)
     run = suspension.current_run(status)

@@ -7,8 +7,8 @@ from typing import Any
 from rljob.manifests.inputs import Object
 from rljob.manifests.names import selector_text
 from rljob.manifests.render_context import RenderedRole
-from rljob.operator.planning.autoscaling import policies
 from rljob.operator.planning.job_view import JobView, alive, wanted_replicas
+from rljob.operator.planning.replica_decision import policies
 
 
 def with_scale_status(view: JobView, role: RenderedRole, rendered: Object) -> Object:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob.operator.planning.autoscaling import decide, policies, replicas_for
+from rljob.operator.planning.replica_decision import decide, policies, replicas_for
 from rljob.operator.scale_policy import LoadPoint, ScalePolicy
 
 from .world import World
