@@ -43,6 +43,8 @@ SEED = 1
 GAIN, LEARNING_PRESETS = 0.15, 15
 QUICK_SECONDS = 2400.0
 DISTANCE = 1e-3
+CHANGES = {"vapo": {"criticWarmupSteps": 5}}
+"""Fields of presets: the published warm-up of VAPO's critic is longer than a cell."""
 DIRECTORY = Path("runs/learning")
 REFERENCE = "grpo"
 TRAINED = tuple(name for name, fields in PRESETS.items() if fields["advantage"] != "zero")
@@ -58,7 +60,7 @@ def algorithms(text: str) -> dict[str, Algorithm]:
     found = {}
     for name in text.split(","):
         if name in TRAINED:
-            found[name] = Algorithm.model_validate({"preset": name})
+            found[name] = Algorithm.model_validate({"preset": name, **CHANGES.get(name, {})})
         elif Path(name).exists():
             try:
                 job = load(Path(name))

@@ -15,19 +15,20 @@ from torch import Tensor
 
 from benchmarks.learning_sampler import Answers, Sampler, quickstart
 from rljob.api.algorithm import Algorithm
-from rljob.api.algorithm_presets import fill, frozen_models
+from rljob.api.algorithm_presets import POLICY, fill, frozen_models
 from rljob.api.models import LogprobTolerance
 from rljob.api.roles import Trainer
 from rljob.protocol.messages import Train
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.example_model import build
-from rljob.trainer.frozen_models import load_models
+from rljob.trainer.frozen_models import load_critic, load_models
 from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic, set_threads
 from rljob.trainer.step import apply_batch, plan_step
 from rljob.trainer.step_checks import StepChecks
 
 STEPS, MINIBATCHES, PROBLEMS = 40, 4, 512
 SHOWN = ("clip_fraction", "ratio_distance", "correction_mean", "masked_fraction", "entropy", "grad_norm")
+SHOWN += ("value_loss", "explained_variance", "value_clip_fraction")
 """Metrics of the trainer whose mean over the steps is a figure."""
 
 
@@ -35,6 +36,7 @@ def settings() -> Trainer:
     """Return the trainer of the quickstart, whose learning rate all algorithms have."""
     trainer = quickstart().trainer
     trainer.dtype = "float32"
+    trainer.critic_optimizer = trainer.optimizer
     return trainer
 
 
@@ -57,13 +59,18 @@ class Learner:
     """
 
     def __init__(self, model: Path, algorithm: Algorithm, seed: int) -> None:
-        self._world = _join()
-        self.algorithm = algorithm
+        self._world, self._model = _join(), model
         self.backend = FsdpBackend(model, settings(), self._world)
-        sources = {name: model for name in frozen_models(algorithm).values()}
-        self._frozen = load_models(algorithm, sources, model, self.backend)
+        self.use(algorithm)
         self.sampler = Sampler(model, seed)
         self._checks = StepChecks(LogprobTolerance(1e-4, 1e-3, "the mean", "the largest"), largest=1e-3)
+
+    def use(self, algorithm: Algorithm) -> None:
+        """Train by ``algorithm`` from now on, with a new critic if it has one."""
+        self.algorithm = algorithm
+        sources = {name: self._model for name in (POLICY, *frozen_models(algorithm).values())}
+        self._frozen = load_models(algorithm, sources, self._model, self.backend)
+        self._critic = load_critic(algorithm, settings(), sources, self._model, self.backend, None)
 
     def sample(self, version: int) -> Answers:
         """Return a batch of the current weights, which are of ``version``."""
@@ -80,7 +87,9 @@ class Learner:
         assert budget is not None
         plan = plan_step(train, self.algorithm, self._world, budget)
         rows = {i: answers.rows[i] for i in plan.indices}
-        return apply_batch(plan, rows, self.algorithm, self.backend, self._world, self._checks, self._frozen).metrics
+        return apply_batch(
+            plan, rows, self.algorithm, self.backend, self._world, self._checks, self._frozen, self._critic
+        ).metrics
 
     def close(self) -> None:
         """Leave the process groups, so that another learner can be made."""
@@ -135,7 +144,7 @@ def change(model: Path, algorithm: Algorithm, seed: int) -> Tensor:
         first, second = learner.sample(0), learner.sample(0)
         learner.apply(first, 0)
         before = _weights(learner.backend)
-        learner.algorithm = algorithm
+        learner.use(algorithm)
         learner.apply(second, 1)
         return _weights(learner.backend) - before
     finally:

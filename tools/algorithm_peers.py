@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,10 +32,13 @@ from rljob.api.algorithm import Algorithm
 from rljob.testing.check_advantage import estimate
 from rljob.testing.random_samples import ReferenceSample, random_samples, resolved
 from rljob.trainer.algorithms.needs import load_function
+from rljob.trainer.algorithms.stabilizers import whiten
 from rljob.trainer.backends.base import Output
 from rljob.trainer.batch import Microbatch, MicrobatchInputs
+from rljob.trainer.critic_step import CriticLoss, ValueStatistics
 from rljob.trainer.metrics import TokenStatistics
 from rljob.trainer.policy_loss import PolicyLoss
+from rljob.trainer.process_group import World
 
 RELEASES = {
     "verl": ("0.7.0", ("verl/trainer/ppo/core_algos.py", "verl/utils/torch_functional.py")),
@@ -50,9 +53,11 @@ KNOWN = {
     "verl sapo": EPSILON,
     "verl reinforce_pp": EPSILON,
     "verl reinforce_pp_baseline": EPSILON,
+    "verl gae, whitened": EPSILON,
 }
 """Case → its tolerance where verl adds 1e-8 to a number of tokens."""
 SEEDS, KL = 3, 0.3
+WORLD = World(0, 1, torch.device("cpu"), cast("Any", None), dp_rank=0, dp_size=1)
 MAX_TOKENS = 32
 
 Result = tuple[Tensor, Tensor]
@@ -333,6 +338,44 @@ def _at_the_end(sample: ReferenceSample) -> ReferenceSample:
     return ReferenceSample(**(vars(sample) | {"rewards_T": rewards_T, "turns_T": np.zeros_like(sample.turns_T)}))
 
 
+def critic_differences(verl: dict[str, Any], seed: int) -> dict[str, float]:
+    """Return the largest differences of generalized advantages, returns, and the critic's loss and its gradient, for
+    samples of several turns with one token of an observation between them."""
+    samples = random_samples(seed)
+    mask_BT = torch.zeros(len(samples), MAX_TOKENS, dtype=torch.bool)
+    generator = torch.Generator().manual_seed(seed)
+    values_BT, rewards_BT, own_BT = (torch.zeros(mask_BT.shape) for _ in range(3))
+    found = estimate(resolved({"advantage": "gae", "discount": 0.9, "gaeLambda": 0.7}), samples)
+    for b, sample in enumerate(samples):
+        places = np.arange(len(sample.turns_T)) + sample.turns_T
+        mask_BT[b, places] = True
+        for rows_BT, each_T in ((values_BT, sample.values_T), (rewards_BT, sample.rewards_T), (own_BT, found[b])):
+            rows_BT[b, places] = torch.from_numpy(each_T)
+    noise_BT = torch.randn(mask_BT.shape, generator=generator)
+    given_BT = torch.where(mask_BT, values_BT, noise_BT)
+    theirs_BT, returns_BT = verl["compute_gae_advantage_return"](rewards_BT, given_BT, mask_BT.double(), 0.9, 0.7)
+    (whitened_T,) = whiten({0: own_BT[mask_BT].numpy()}, {0: np.ones(int(mask_BT.sum()), np.bool_)}, WORLD).values()
+    targets_BT, none = (values_BT + own_BT).where(mask_BT, 0.0), torch.zeros(0)
+    tokens = Microbatch(mask_BT.long(), none, none, mask_BT, none, none, 1, [])
+    weights_B = torch.full((len(samples),), 1 / float(mask_BT.sum()))
+    inputs = MicrobatchInputs(range(len(samples)), tokens, mask_BT.numel(), 0, weights_B, none, none, 1, none)
+    losses = []
+    for theirs in (False, True):
+        now_BT = (given_BT + noise_BT).requires_grad_()
+        if theirs:
+            share = verl["compute_value_loss"](now_BT, targets_BT, given_BT, mask_BT.double(), 0.3)[0]
+        else:
+            share = CriticLoss([inputs], [given_BT], [targets_BT], 0.3, ValueStatistics(torch.device("cpu")))(0, now_BT)
+        losses.append(_backward(share, now_BT))
+    (loss, gradient), (expected, derivative) = losses
+    return {
+        "gae, whitened": float(np.abs(theirs_BT[mask_BT].numpy() - whitened_T).max()),
+        "gae, returns": float((returns_BT - targets_BT)[mask_BT].abs().max()),
+        "value loss": float((loss - expected).abs()),
+        "value loss, gradient": float((gradient - derivative).abs().max() / derivative.abs().max()),
+    }
+
+
 def loss_differences(cases: Iterator[tuple[str, dict[str, Any], Callable[[Arrays], Result]]]) -> dict[str, Any]:
     """Return for each case the largest differences over all seeds: of the loss, for advantages of about 1, and of the
     gradient, relative to its largest entry."""
@@ -362,6 +405,7 @@ def main() -> int:
     (text,) = texts["trl"].values()
     nan = {"nanmin": lambda x: x.min(), "nanmax": lambda x: x.max()}
     trl = functions(text, namespace | nan)
+    of_critic = [critic_differences(verl, seed) for seed in range(SEEDS)]
     report: dict[str, Any] = {
         "releases": {package: version for package, (version, _) in RELEASES.items()},
         "verl": loss_differences(verl_losses(verl)),
@@ -369,9 +413,10 @@ def main() -> int:
         "verl_advantages": {
             name: max(advantage_difference(verl, name, seed) for seed in range(SEEDS)) for name in VERL_ADVANTAGES
         },
+        "verl_critic": {name: max(each[name] for each in of_critic) for name in of_critic[0]},
     }
     checked = {f"{peer} {name}": max(case.values()) for peer in ("verl", "trl") for name, case in report[peer].items()}
-    checked |= {f"verl {name}": value for name, value in report["verl_advantages"].items()}
+    checked |= {f"verl {name}": value for name, value in (report["verl_advantages"] | report["verl_critic"]).items()}
     wrong = [name for name, value in checked.items() if not value <= KNOWN.get(name, TOLERANCE)]
     report["over_tolerance"] = wrong
     sys.stdout.write(json.dumps(report, indent=1) + "\n")

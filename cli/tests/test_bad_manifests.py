@@ -79,7 +79,7 @@ SETTINGS = {
         "metadata.name: must consist of lower-case letters, digits and dashes",
     ),
     "a name that is a path": ("metadata.name=../other", "metadata.name: must consist of lower-case letters"),
-    "an unknown preset": ("spec.algorithm.preset=ppo", "spec.algorithm.preset: must be .*'dr_grpo'.*, not 'ppo'"),
+    "an unknown preset": ("spec.algorithm.preset=a2c", "spec.algorithm.preset: must be .*'dr_grpo'.*, not 'a2c'"),
     "an unknown engine": ("spec.rollouts[0].engine=tgi", "spec.rollouts\\[0\\].engine: must be .*vllm.*, not 'tgi'"),
     "an unknown backend": ("spec.trainer.backend=deepspeed", "spec.trainer.backend: must be .*fsdp.*, not 'deepspeed'"),
     "no such reward": ("spec.tasks[0].reward=none", "spec.tasks\\[0\\].reward: 'none' is not defined"),

@@ -58,3 +58,15 @@ def test_a_trainer_on_cpu_holds_each_model_that_is_not_trained_once(manifest, tm
     assert frozen == 5000
     _, need, *_ = capacity._needs(job, "source", {"policy": 1000}, frozen)
     assert (need.size, need.what) == (4 * 5000, "the 5,000 parameters of the reference and teacher models")
+
+
+def test_a_critic_needs_as_much_as_a_trained_policy_in_memory_and_on_the_disk(manifest, tmp_path, monkeypatch):
+    manifest["spec"]["algorithm"] = {"preset": "ppo"}
+    job = resolve(validate(manifest))
+    _, need, *_ = capacity._needs(job, "source", {"policy": 1000}, critic=1000)
+    assert (need.size, need.advice) == (28_000, "choose a smaller model in spec.algorithm.criticModel")
+    asked: list[int] = []
+    monkeypatch.setattr(capacity, "count_parameters", lambda path: 1000)
+    monkeypatch.setattr(capacity, "_check_disk", lambda job, storage, parameters: asked.append(parameters))
+    capacity.check(job, tmp_path)
+    assert asked == [2000]

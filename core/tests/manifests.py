@@ -26,6 +26,8 @@ WITH_TEACHER = (
 
 
 def entries_of(preset: str) -> tuple[str, ...]:
-    """Return the entries, as for --set, that choose a preset, with the teacher that it may need."""
+    """Return the entries, as for --set, that choose a preset, with the teacher that it may need, without the warm-up
+    of a critic, which must be shorter than training."""
     needs_teacher = PRESETS[preset]["advantage"] == "zero"
-    return (f"spec.algorithm.preset={preset}", *(WITH_TEACHER if needs_teacher else ()))
+    warm = ("spec.algorithm.criticWarmupSteps=0",) if "critic_warmup_steps" in PRESETS[preset] else ()
+    return (f"spec.algorithm.preset={preset}", *warm, *(WITH_TEACHER if needs_teacher else ()))

@@ -5,11 +5,20 @@ import pytest
 
 from core.tests.manifests import WITH_TEACHER, entries_of
 from rljob.api.algorithm import Algorithm
-from rljob.api.algorithm_presets import CONDITIONS, PRESETS, READERS, chosen, describe_needs, is_read, stabilizers
+from rljob.api.algorithm_presets import (
+    CONDITIONS,
+    PRESETS,
+    READERS,
+    chosen,
+    describe_needs,
+    is_read,
+    stabilizers,
+    uses_critic,
+)
 from rljob.api.errors import ManifestError
 from rljob.api.explain import explain, explain_field, fields, to_data
 from rljob.api.load import load, loads, override, validate
-from rljob.api.models import RLJob
+from rljob.api.models import RLJob, RLJobSpec
 from rljob.api.resolve import resolve
 from rljob.api.yaml_loader import write_yaml
 
@@ -81,7 +90,7 @@ def test_the_smallest_manifest_loads(manifest):
         ({"metadata__name": "Sums"}, "metadata.name: must consist of lower-case letters, digits and dashes, first a l"),
         ({"metadata__name": 5}, "metadata.name: must be text, not 5; put it in quotes"),
         ({"metadata__name": "x" * 64}, "metadata.name: must have at most 63 characters, not 64"),
-        ({"spec__algorithm__preset": "ppo"}, "spec.algorithm.preset: must be 'grpo', 'dr_grpo'"),
+        ({"spec__algorithm__preset": "a2c"}, "spec.algorithm.preset: must be 'grpo', 'dr_grpo'"),
         ({"spec__algorithm__clipLow": 2}, "spec.algorithm.clipLow: must be at most 1, not 2"),
         ({"spec__trainer__optimizer__betas": [0.9]}, "spec.trainer.optimizer.betas[1]: required; add it"),
         ({"spec__models__0__source": ""}, "spec.models[0].source: is empty; give it a value"),
@@ -339,6 +348,10 @@ def test_the_needs_of_an_algorithm_are_explained(manifest):
         "spec.algorithm={klCoefficient: 0.1, klIn: reward}"
     )
     assert "of the teacher model (big), one forward pass" in needs(*WITH_TEACHER)
+    assert needs("spec.algorithm.preset=ppo").endswith(
+        "the algorithm needs the values of a critic, which starts from the model policy and is trained: one forward "
+        "pass before the advantages, and one update for each minibatch; samples whose advantage is 0 are computed"
+    )
 
 
 def test_kl_has_the_estimator_of_its_place_and_the_first_weights_as_reference(manifest):
@@ -354,6 +367,30 @@ def test_kl_has_the_estimator_of_its_place_and_the_first_weights_as_reference(ma
     assert algorithm(*WITH_TEACHER).teacher_coefficient == 1
     changes = [stabilizers(each) for each in (plain, in_loss, in_reward, algorithm(*WITH_TEACHER))]
     assert changes == [[], [], ["kl_coefficient"], ["teacher_model"]], "the audit recomputes the other advantages only"
+
+
+def test_a_critic_follows_from_the_advantage_and_learns_with_the_lambda_of_the_policy(manifest):
+    def job(*overrides: str) -> RLJobSpec:
+        return resolve(loads(write_yaml(manifest), overrides)).spec
+
+    plain = job().algorithm
+    assert plain.critic_model is plain.value_clip is plain.value_lambda is plain.gae_lambda is None
+    assert job().trainer.critic_optimizer is None and not uses_critic(plain)
+    rate = "spec.trainer.optimizer.learningRate=0.1"
+    ppo = job("spec.algorithm.preset=ppo", rate)
+    found = ppo.algorithm
+    assert (found.critic_model, found.critic_warmup_steps, found.value_clip) == ("policy", 0, 0.5)
+    assert (found.gae_lambda, found.value_lambda, found.discount, found.whiten_advantages) == (1, 1, 1, True)
+    assert ppo.trainer.critic_optimizer == ppo.trainer.optimizer
+    own = job("spec.algorithm.preset=ppo", rate, "spec.trainer.criticOptimizer.weightDecay=0.5").trainer
+    assert (own.critic_optimizer.learning_rate, own.critic_optimizer.weight_decay) == (1e-6, 0.5)
+    shorter = job("spec.algorithm={preset: ppo, gaeLambda: 0.9}").algorithm
+    assert (shorter.gae_lambda, shorter.value_lambda, shorter.gae_length_factor) == (0.9, 0.9, None)
+    adaptive = job("spec.algorithm={preset: ppo, gaeLengthFactor: 0.05}").algorithm
+    assert (adaptive.gae_lambda, adaptive.value_lambda, adaptive.gae_length_factor) == (None, 1, 0.05)
+    of_user = job("spec.algorithm={advantage: 'mine:f', criticModel: policy}").algorithm
+    assert (of_user.critic_model, of_user.value_lambda, of_user.value_clip) == ("policy", 1, 0.5)
+    assert job("spec.algorithm.advantage='mine:f'").algorithm.critic_model is None
 
 
 def test_the_resolved_job_survives_json(manifest):

@@ -150,6 +150,28 @@ def test_models_that_are_not_trained_are_planned_in_the_dtype():
     assert step_bytes(small, many) < whole < taught - 2 * MODELS["32B"].parameters // 64 < 1.3 * whole
 
 
+def test_a_critic_is_planned_like_a_second_policy_with_one_output():
+    alone = plan_memory(MODELS["1.5B"], SETTINGS)
+    critic = replace(MODELS["7B"], values=True)
+    parameters = 7_615_616_512 - 152_064 * 3584 + 3584 + 1
+    assert critic.parameters == parameters
+    shard = parameters  # float32 / 4 ranks
+    both = plan_memory(MODELS["1.5B"], replace(SETTINGS, critic=critic))
+    assert both.load.device - alone.load.device == shard + critic.largest_parameter - MODELS["1.5B"].largest_parameter
+    assert both.update.device - alone.update.device == 3 * shard, "weights and two moments"
+    assert both.checkpoint.device - alone.checkpoint.device >= 3 * shard
+    for phase in ("step", "update", "checkpoint"):  # the copy of a checkpoint
+        assert 3 * shard <= both.phases[phase].host - alone.phases[phase].host < 3.8 * shard
+    of_critic = step_bytes(critic, SETTINGS)
+    assert both.step.device == of_critic + 3 * MODELS["1.5B"].parameters
+    offloaded = plan_memory(MODELS["1.5B"], replace(SETTINGS, critic=critic, critic_offload=True))
+    assert both.update.device - offloaded.update.device == 2 * shard
+    assert offloaded.update.host - both.update.host == 4 * shard
+    small = replace(MODELS["1.5B"], values=True)
+    beside_small = step_bytes(MODELS["7B"], replace(SETTINGS, critic=small))
+    assert beside_small == step_bytes(MODELS["7B"], SETTINGS) + 3 * small.parameters
+
+
 def test_an_offloaded_optimizer_is_planned_on_the_host():
     on_device, offloaded = (
         plan_memory(MODELS["7B"], SETTINGS),
@@ -205,7 +227,7 @@ def spec():
     def make(device="nvidia", length=4096, pool=(), algorithm=(), **trainer):
         rollouts = [{"name": "main", "maxModelLength": length, **dict(pool)}]
         changes = {"trainer": trainer, "rollouts": rollouts, "algorithm": dict(algorithm)}
-        if "teacherModel" in changes["algorithm"]:
+        if "big" in changes["algorithm"].values():
             changes["models"] = [*MANIFEST["spec"]["models"], {"name": "big", "source": "job://big"}]
         data = MANIFEST | {"spec": MANIFEST["spec"] | changes}
         return resolve(validate(data), device).spec
@@ -295,6 +317,17 @@ def test_the_tokens_of_a_microbatch_leave_room_for_a_teacher(spec):
     )
     own = spec(processesPerNode=4, algorithm={"klCoefficient": 0.1})
     assert "and 1,543,714,304 that are not trained" in describe_plan(own, policy("1.5B"), H100)[0]
+
+
+def test_the_tokens_of_a_microbatch_leave_room_for_a_critic(spec):
+    ppo = spec(processesPerNode=4, algorithm={"preset": "ppo"})
+    assert microbatch_tokens(ppo, policy("1.5B"), H100) < microbatch_tokens(
+        spec(processesPerNode=4), policy("1.5B"), H100
+    )
+    other = spec(processesPerNode=4, algorithm={"preset": "ppo", "criticModel": "big"})
+    assert microbatch_tokens(other, policy("1.5B"), H100) == UNKNOWN_TOKENS
+    (problem,) = trainer_problems(other, policy("1.5B", big="32B"), 80 << 30)
+    assert "of 1,543,714,304 parameters, 31,985,313,793 of a critic needs" in problem
 
 
 def test_explain_shows_the_plan(spec):

@@ -62,7 +62,7 @@ from rljob.runner.setup import prepare
 from rljob.trainer.backends.base import Backend, PacksRows
 from rljob.trainer.backends.megatron import supported_layouts
 from rljob.trainer.batch import Row
-from rljob.trainer.frozen_models import load_models, read_sources
+from rljob.trainer.frozen_models import load_critic, load_models, read_sources
 from rljob.trainer.loop import TrainerLoop
 from rljob.trainer.process_group import join_world, leave_world, make_deterministic
 from rljob.trainer.step import apply_batch, plan_step
@@ -506,7 +506,7 @@ def launched(job: RLJob, storage: Path) -> Any:
 
 
 def trained(job: RLJob, storage: Path) -> Any:
-    """Return weights and microbatches after two steps on made-up samples."""
+    """Return weights, also of a critic, and microbatches after two steps on made-up samples."""
     torch.set_num_threads(1)
     world = join_world()
     make_deterministic(world.device)
@@ -516,7 +516,9 @@ def trained(job: RLJob, storage: Path) -> Any:
         place = environment(job, storage)
         policy = place.path(spec.models[0].source)
         backend: Backend = factory(policy, spec.trainer, world)
-        frozen = load_models(spec.algorithm, read_sources(place), policy, backend)
+        sources = read_sources(place)
+        frozen = load_models(spec.algorithm, sources, policy, backend)
+        critic = load_critic(spec.algorithm, spec.trainer, sources, policy, backend, None)
         microbatches = []
         for step in range(2):
             train, rows = _batch(step)
@@ -524,8 +526,10 @@ def trained(job: RLJob, storage: Path) -> Any:
             packed = isinstance(backend, PacksRows) and backend.packs
             plan = plan_step(train, spec.algorithm, world, budget, packed)
             microbatches.append(plan.microbatches)
-            apply_batch(plan, rows, spec.algorithm, backend, world, StepChecks.of(spec), frozen)
+            apply_batch(plan, rows, spec.algorithm, backend, world, StepChecks.of(spec), frozen, critic)
         weights = [(name, tensor.clone()) for name, tensor in backend.named_tensors()]
+        of_critic = critic.save().items() if critic is not None else ()
+        weights += [(name, tensor) for name, tensor in of_critic if tensor.is_floating_point()]  # no count of updates
         return pack(weights, 1).digest(), microbatches
     finally:
         leave_world()

@@ -102,6 +102,7 @@ MEGATRON = given(trainer__backend="megatron", trainer__processesPerNode=5)
 UNCORRECTED = given(algorithm={"correction": "none"})
 BEHAVIOR = given(algorithm={"ratio": "behavior", "correction": "none"})
 SAPO = given(algorithm={"preset": "sapo", "ratio": "behavior", "correction": "none"})
+PPO = given(algorithm={"preset": "ppo"})
 TWO_REWARDS = given(
     rewards=[
         {"name": "exact", "builtin": "reasoning_gym"},
@@ -185,6 +186,7 @@ ROWS: dict[str, Outcome] = {
     "spec.algorithm.gatePositive": Shows(c.trained, 3, SAPO),
     "spec.algorithm.gateNegative": Shows(c.trained, 3, SAPO),
     "spec.algorithm.logRatioPenalty": Shows(c.trained, 1, given(algorithm={"preset": "kimi", "minibatches": 2})),
+    "spec.algorithm.positiveCoefficient": Shows(c.trained, 0.1),
     "spec.algorithm.entropyCoefficient": Shows(c.trained, 0.1),
     "spec.algorithm.klCoefficient": Shows(c.trained, 3),
     "spec.algorithm.klIn": Shows(c.trained, "reward", given(algorithm={"klCoefficient": 3})),
@@ -195,6 +197,16 @@ ROWS: dict[str, Outcome] = {
     "spec.algorithm.teacherModel": Shows(c.trained, "other", also=given(models=TWO_MODELS)),
     "spec.algorithm.teacherCoefficient": Shows(
         c.trained, 3, given(models=TWO_MODELS, algorithm={"teacherModel": "other"})
+    ),
+    "spec.algorithm.gaeLambda": Shows(c.trained, 0.5, PPO),
+    "spec.algorithm.gaeLengthFactor": Shows(c.trained, 0.5, PPO),
+    "spec.algorithm.criticModel": Shows(c.trained, "other", PPO, given(models=TWO_MODELS)),
+    "spec.algorithm.criticWarmupSteps": Shows(c.trained, 1, PPO),
+    "spec.algorithm.valueLambda": Shows(c.trained, 0.5, PPO),
+    "spec.algorithm.valueClip": Shows(
+        c.trained,
+        1e-4,
+        given(algorithm={"preset": "ppo", "minibatches": 2}, trainer__optimizer__learningRate=0.1),
     ),
     "spec.algorithm.discount": Shows(c.trained, 0.5, given(algorithm={"preset": "reinforce_pp"})),
     "spec.algorithm.correction": Shows(c.trained, "icepop"),
@@ -444,3 +456,20 @@ ROWS: dict[str, Outcome] = {
     "spec.managedBy": Changed("example.com/other"),
 }
 """Path without indices → outcome of setting it. In a list the first entry is changed, or added to an empty list."""
+
+
+def _of_critic(row: Shows) -> Shows:
+    """Return the row of the same field of the critic's optimizer."""
+
+    def moved(entries: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(entry.replace("trainer.optimizer", "trainer.criticOptimizer") for entry in entries)
+
+    before = (*PPO, *given(trainer__criticOptimizer={}), *moved(row.given))
+    return Shows(row.consumer, row.value, before, moved(row.also))
+
+
+ROWS |= {
+    path.replace("optimizer", "criticOptimizer"): _of_critic(row)
+    for path, row in ROWS.items()
+    if path.startswith("spec.trainer.optimizer.") and isinstance(row, Shows)
+}

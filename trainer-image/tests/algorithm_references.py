@@ -127,6 +127,7 @@ def share(s: Algorithm, tokens: Tokens, n: int) -> float:
 def loss_and_gradient(s: Algorithm, tokens: Tokens) -> tuple[float, list[list[float]]]:
     """Return the loss of a minibatch and its derivative by each log-probability."""
     loss, gradient = 0.0, []
+    positive = [n for n, reward in enumerate(tokens.rewards) if reward > 0]
     for n, sample in enumerate(tokens.now):
         gradient.append([])
         for t, logprob in enumerate(sample):
@@ -137,4 +138,8 @@ def loss_and_gradient(s: Algorithm, tokens: Tokens) -> tuple[float, list[list[fl
                 value = value - penalty(s, now, logprob, tokens.reference[n][t])
             loss += factor * value.real
             gradient[-1].append(factor * complex(value).imag / STEP)
+            if s.positive_coefficient and n in positive:
+                each = -s.positive_coefficient / sum(len(tokens.now[k]) for k in positive)
+                loss += each * logprob
+                gradient[-1][-1] += each
     return loss, gradient

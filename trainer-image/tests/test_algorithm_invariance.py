@@ -14,13 +14,15 @@ from rljob.api.algorithm_presets import PRESETS, frozen_models
 from rljob.api.models import RLJob
 from rljob.protocol.messages import SampleTokens, Train
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
-from rljob.trainer.frozen_models import load_models
+from rljob.trainer.backends.fsdp.critic import FsdpCritic
+from rljob.trainer.frozen_models import load_critic, load_models
 from rljob.trainer.process_group import World
 
 LARGE, SMALL = 10_000, 20
 OPTIMIZER = {"learningRate": 1e-3, "maxGradNorm": 1e9, "epsilon": 1e-3}
 METRICS = ("loss", "grad_norm", "clip_fraction", "ratio_mean", "correction_mean", "masked_fraction", "advantage_abs")
 OF_MODELS = ("reference_kl_k1", "reference_kl_k3", "teacher_kl_k1", "teacher_kl_k3")
+OF_MODELS += ("value_loss", "value_mean", "value_clip_fraction", "explained_variance", "critic_grad_norm")
 FROZEN: dict[str, dict[str, Any]] = {
     "kl in the loss": {"klCoefficient": 0.5, "referenceModel": "other", "minibatches": 3},
     "kl in the reward": {"klCoefficient": 0.5, "referenceModel": "other", "klIn": "reward", "preset": "reinforce_pp"},
@@ -46,9 +48,21 @@ def update(world: World, source: Path, jobs: dict[str, RLJob], batch: tuple[Trai
         used = frozen_models(job.spec.algorithm).values()
         sources = {model.name: Path(model.source) for model in job.spec.models if model.name in used}
         frozen = load_models(job.spec.algorithm, sources, source, backend)
-        before = {key: tensor.numpy().copy() for key, tensor in backend.named_tensors()}
-        metrics = apply(world, backend, job.spec.algorithm, *batch, budget, frozen=frozen).metrics
-        changes = {key: tensor.numpy() - before[key] for key, tensor in backend.named_tensors()}
+        critic = load_critic(job.spec.algorithm, job.spec.trainer, {"policy": source}, source, backend, None)
+        networks = {"": backend} | ({"critic ": critic.network} if isinstance(critic, FsdpCritic) else {})
+
+        def weights(networks: dict[str, FsdpBackend] = networks) -> dict[str, Any]:
+            return {
+                name + key: tensor.numpy().copy()
+                for name, network in networks.items()
+                for key, tensor in network.named_tensors()
+            }
+
+        if critic is not None:  # the values of a new critic are 0
+            apply(world, backend, job.spec.algorithm, *batch, budget, frozen=frozen, critic=critic)
+        before = weights()
+        metrics = apply(world, backend, job.spec.algorithm, *batch, budget, frozen=frozen, critic=critic).metrics
+        changes = {key: tensor - before[key] for key, tensor in weights().items()}
         results[name] = {key: metrics[key] for key in (*METRICS, *OF_MODELS) if key in metrics}, changes
     return results
 
@@ -67,7 +81,10 @@ def jobs(job, model_directory, tmp_path) -> dict[str, RLJob]:
     models that are not trained."""
     trainer = {"optimizer": OPTIMIZER}
     plain = [name for name in PRESETS if name not in FROZEN]
-    made = {name: job(algorithm={"preset": name, "minibatches": 3}, trainer=trainer) for name in plain}
+    warm = {"vapo": {"criticWarmupSteps": 0}}
+    made = {
+        name: job(algorithm={"preset": name, "minibatches": 3, **warm.get(name, {})}, trainer=trainer) for name in plain
+    }
     other = str(noisy_copy(model_directory, tmp_path / "other"))
     models = [{"name": "policy", "source": str(model_directory)}, {"name": "other", "source": other}]
     made |= {name: job(algorithm=fields, models=models, trainer=trainer) for name, fields in FROZEN.items()}

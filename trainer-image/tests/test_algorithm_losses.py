@@ -110,7 +110,8 @@ def run(
         old.append(rows(tokens.old, outside))
         for passes in frozen.values():
             passes.append(rows(tokens.reference, outside))
-    loss = PolicyLoss(inputs, old, frozen, False, made, statistics)
+    positive = sum(len(own) for own, reward in zip(tokens.now, tokens.rewards, strict=True) if reward > 0)
+    loss = PolicyLoss(inputs, old, frozen, False, made, statistics, positive)
     total = torch.stack([loss(i, Output(output)) for i, output in enumerate(outputs)]).sum()
     assert loss.error is None
     total.backward()
@@ -140,6 +141,22 @@ def test_loss_and_gradient_of_every_preset_equal_the_reference(preset, seed):
 @pytest.mark.parametrize("fields", [{}, {"preset": "gspo"}, {"preset": "topr"}, {"correction": "icepop"}], ids=str)
 def test_loss_and_gradient_with_kl_equal_the_reference(fields, estimator):
     compare(algorithm(klCoefficient=0.3, klEstimator=estimator, **fields), make_tokens())
+
+
+@pytest.mark.parametrize("fields", [{}, {"aggregation": "seq_mean_token_sum"}, {"vetoBelow": 0.5}], ids=str)
+def test_loss_and_gradient_with_the_likelihood_of_positive_samples_equal_the_reference(fields):
+    made, tokens = algorithm(positiveCoefficient=0.3, **fields), make_tokens()
+    compare(made, tokens)
+    loss, gradient, _ = run(made, replace(tokens, advantages=[[0.0] * len(own) for own in tokens.now]))
+    expected = -0.3 * np.mean(np.concatenate([np.array(tokens.now[n]) for n in positive(tokens)]))
+    assert loss == pytest.approx(expected, rel=1e-12), "of correct answers alone, also where a mask hides a token"
+    assert [n for n, own in enumerate(gradient) if any(own)] == positive(tokens)
+    worthless = replace(tokens, rewards=[0.0] * len(tokens.rewards))
+    assert run(made, worthless)[0] == run(algorithm(**fields), worthless)[0]
+
+
+def positive(tokens: Tokens) -> list[int]:
+    return [n for n, reward in enumerate(tokens.rewards) if reward > 0]
 
 
 @pytest.mark.parametrize("ratio", ["behavior", "proximal"])

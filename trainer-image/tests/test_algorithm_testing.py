@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rljob.testing import check_advantage, check_objective
-from rljob.testing.random_samples import random_samples
+from rljob.testing.random_samples import random_samples, resolved
 from rljob.trainer.algorithms.advantages.base import per_batch, per_group
 from rljob.trainer.algorithms.needs import requires
 from rljob.trainer.algorithms.objectives.base import Objective, zero_without_advantage
@@ -253,6 +253,41 @@ def test_functions_may_need_a_reference_and_a_teacher(mine):
     undeclared = requires()(towards)
     with pytest.raises(ValueError, match=r"declare @requires\(reference=True\)"):
         check_objective(lambda sample, algorithm: sample.logprobs_T, {"objective": mine(undeclared)})
+
+
+@requires(values=True)
+def td_error(inputs):
+    found, values = {}, inputs.scores.values_by_row()
+    for i, row in inputs.rows.items():
+        own = np.flatnonzero(row.mask_L)
+        found[i] = np.zeros(len(row.mask_L))
+        found[i][own] = inputs.rewards[i][own] + np.append(values[i][own][1:], 0.0) - values[i][own].astype(np.float64)
+    return found
+
+
+def generalized(samples, algorithm):
+    result = []
+    for sample in samples:
+        length = len(sample.values_T)
+        trace = (
+            algorithm.gae_lambda
+            if algorithm.gae_length_factor is None
+            else 1 - 1 / (algorithm.gae_length_factor * length)
+        )
+        trace = algorithm.discount * max(0.0, trace)
+        errors = sample.rewards_T + algorithm.discount * np.append(sample.values_T[1:], 0.0) - sample.values_T
+        result.append([sum(trace ** (u - t) * errors[u] for u in range(t, length)) for t in range(length)])
+    return result
+
+
+def test_an_advantage_may_need_values(mine):
+    check_advantage(generalized, {"advantage": "gae", "discount": 0.9, "gaeLambda": 0.7})
+    check_advantage(generalized, {"advantage": "gae", "gaeLengthFactor": 0.3})
+    one_step = {"advantage": mine(td_error), "criticModel": "policy"}
+    zero = resolved({"advantage": "gae", "gaeLambda": 0})
+    check_advantage(lambda samples, _: generalized(samples, zero), one_step)
+    with pytest.raises(ValueError, match=r"declare @requires\(values=True\)"):
+        check_advantage(generalized, {"advantage": mine(requires()(td_error))})
 
 
 def test_random_samples_have_every_case_of_an_algorithm():

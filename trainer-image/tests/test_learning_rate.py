@@ -29,7 +29,7 @@ HALF = 0.5**0.5
 )
 def test_every_step_has_the_rate_of_its_schedule(fields, expected):
     settings = Optimizer(learning_rate=0.4, warmup_steps=WARM, **fields)
-    assert not list(optimizer_problems(settings))
+    assert not list(optimizer_problems(settings, "trainer.optimizer"))
     rates = [learning_rate(settings, step) for step in range(len(expected))]
     assert rates == pytest.approx([0.4 * share for share in expected], abs=1e-15)
 
@@ -49,7 +49,7 @@ def test_after_the_warm_up_a_schedule_never_rises_and_ends_at_its_final_rate(sch
         learning_rate=0.4, warmup_steps=warmup, schedule=schedule, schedule_steps=steps, decay_steps=decay,
         final_ratio=final,
     )  # fmt: skip
-    assert not list(optimizer_problems(settings))
+    assert not list(optimizer_problems(settings, "trainer.optimizer"))
     rates = [learning_rate(settings, step) for step in range(steps + 2)]
     assert all(earlier < later for earlier, later in itertools.pairwise(rates[:warmup]))
     assert all(earlier >= later - 1e-15 for earlier, later in itertools.pairwise(rates[warmup:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,33 @@ def packed_rows(vocabulary: int) -> Microbatch:
         ids = torch.randint(0, vocabulary, (length,)).numpy()
         rows.append(Row(ids, np.zeros(length, np.float32), np.arange(length) > 0, np.zeros(length)))
     return collate(rows, [1.0] * len(rows), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("vocabulary", "dtype"), [(1500, "float32"), (64, "bfloat16")])
+def test_a_critic_holds_as_many_bytes_as_planned(tmp_path, world, vocabulary, dtype):
+    torch.manual_seed(0)
+    save_model(tmp_path, vocabulary, "qwen2")
+    settings = Trainer.model_validate({"dtype": dtype})
+    critic = load(BACKENDS, "fsdp", "backend")(tmp_path, settings, world).load_critic(tmp_path, settings.optimizer)
+    microbatch = padded_rows(vocabulary)
+
+    def step() -> None:
+        critic.run([microbatch, microbatch], lambda _, values_BK: values_BK.square().sum())
+        critic.update(0)
+
+    step()  # makes the moments
+    held = HeldBytes()
+    optimizer = critic.network._optimizer
+    moments = [[value for value in state.values() if value.dim()] for state in optimizer.state.values()]
+    held.add(list(critic.network._parameters.values()), moments)
+    with held:
+        step()
+    shape = shape_of(tmp_path)
+    assert shape is not None
+    model = replace(shape, values=True)
+    assert model.parameters == sum(parameter.numel() for parameter in critic.network.model.parameters())
+    planned = plan_memory(model, TrainerSettings(1, dtype, ROWS * LENGTH)).step.device
+    assert held.peak <= planned <= TOLERANCE["none"] * held.peak, planned / held.peak
 
 
 def test_the_sizes_of_the_plan_are_those_of_the_trainer():

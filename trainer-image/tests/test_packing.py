@@ -189,12 +189,17 @@ def test_models_with_another_attention_are_refused_by_name(tmp_path, world, name
     assert f"rows of microbatches are padded: {reason}" in caplog.text
 
 
-def test_a_model_that_mixes_rows_is_refused(tmp_path, world, monkeypatch):
-    def mixed(*arguments: Any, **options: Any) -> Any:
-        options["cu_seq_lens_q"] = options["cu_seq_lens_q"][[0, -1]]
-        return row_attention.packed_attention(*arguments, **options)
+def mixed(*arguments: Any, **options: Any) -> Any:
+    """Attention of all rows as if they were one."""
+    options["cu_seq_lens_q"] = options["cu_seq_lens_q"][[0, -1]]
+    return row_attention.packed_attention(*arguments, **options)
 
+
+def test_a_model_or_critic_that_mixes_rows_is_refused(tmp_path, world, monkeypatch):
+    backend = made_backend(tmp_path, world, make_model(PACKABLE), "varlen")
     monkeypatch.setattr(packing, "packed_attention", mixed)
+    with pytest.raises(ModelError, match=r"its values differ from those of padded rows by 0\.\d+; set none"):
+        backend.load_critic(tmp_path, Trainer().optimizer)
     with pytest.raises(ModelError, match=r"its log-probabilities differ from those of padded rows by 0\.\d+; set none"):
         made_backend(tmp_path, world, make_model(PACKABLE), "varlen")
 

@@ -157,7 +157,14 @@ def mine(tmp_path, monkeypatch):
             {"algorithm": {"advantage": "my_algorithms:distilled"}},
             "spec.algorithm.advantage: my_algorithms:distilled needs the reference model; name it in spec.algorithm.r",
         ),
-        ({"algorithm": {"advantage": "my_algorithms:criticized"}}, "my_algorithms:criticized needs values, which no"),
+        (
+            {"algorithm": {"advantage": "my_algorithms:criticized"}},
+            "spec.algorithm.advantage: my_algorithms:criticized needs a critic; name the model that it starts from in",
+        ),
+        (
+            {"algorithm": {"objective": "my_algorithms:criticized"}},
+            "spec.algorithm.objective: my_algorithms:criticized needs values of a critic, which only an advantage gets",
+        ),
         (
             {"algorithm": {"klCoefficient": 1, "klEstimator": "my_algorithms:absent"}},
             "spec.algorithm.klEstimator: module my_algorithms has no",
@@ -171,6 +178,7 @@ def mine(tmp_path, monkeypatch):
 def test_a_reference_that_cannot_be_used_is_named(job, mine, spec, sentence):
     assert check(job(algorithm={"advantage": "my_algorithms:good"})) == []
     assert check(job(algorithm={"advantage": "my_algorithms:distilled", "referenceModel": "policy"})) == []
+    assert check(job(algorithm={"advantage": "my_algorithms:criticized", "criticModel": "policy"})) == []
     (problem,) = check(job(**spec))
     assert sentence in problem
 

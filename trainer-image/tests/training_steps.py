@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from rljob.api.algorithm import Algorithm
 from rljob.api.models import LogprobTolerance
 from rljob.protocol.messages import SampleTokens, Train
-from rljob.trainer.backends.base import Backend, FrozenModel, PacksRows
+from rljob.trainer.backends.base import Backend, Critic, FrozenModel, PacksRows
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.batch_plan import BatchPlan, plan_batch
 from rljob.trainer.fetch_batch import check_shard
@@ -23,8 +23,12 @@ from rljob.trainer.process_group import World
 from rljob.trainer.step import StepResult, apply_batch, plan_step
 from rljob.trainer.step_checks import StepChecks
 
-OF_FROZEN = {name for name in METRICS if name.startswith(("reference_", "teacher_")) or name == "seconds_frozen"}
-"""Metrics of models that are not trained."""
+OF_CRITIC = {"seconds_critic", "explained_variance"}
+OF_CRITIC |= {name for name in METRICS if name.startswith(("value_", "critic_"))}
+"""Metrics of a critic."""
+OF_OTHERS = {name for name in METRICS if name.startswith(("reference_", "teacher_")) or name == "seconds_frozen"}
+OF_OTHERS |= OF_CRITIC
+"""Metrics of other models than the policy."""
 CHECKS = StepChecks(LogprobTolerance(1e-4, 1e-4, "mean", "largest"))
 
 
@@ -71,9 +75,10 @@ def apply(
     all_samples: bool = False,
     checks: StepChecks | None = None,
     frozen: Mapping[str, FrozenModel] | None = None,
+    critic: Critic | None = None,
 ) -> StepResult:
     """Apply a batch; ``tokens`` are all its samples. ``all_samples`` also trains those whose advantage is 0."""
     make_plan = plan_all if all_samples else plan_step
     plan = make_plan(train, algorithm, world, budget, isinstance(backend, PacksRows) and backend.packs)
     rows = check_shard([tokens[i] for i in plan.indices], train.samples, plan.indices)
-    return apply_batch(plan, rows, algorithm, backend, world, checks or CHECKS, frozen)
+    return apply_batch(plan, rows, algorithm, backend, world, checks or CHECKS, frozen, critic)

@@ -66,14 +66,16 @@ def check(job: RLJob, storage: Path, gpus: Sequence[Gpu] = ()) -> list[str]:
     i, source = next((i, model.source) for i, model in enumerate(job.spec.models) if model.name == "policy")
     model = _model_directory(source, storage)
     parameters = count_parameters(model) if model is not None else 0  # unknown before the first download
-    _check_disk(job, storage, parameters)
+    critic_model = job.spec.algorithm.critic_model
+    critic = 0 if critic_model is None else _parameters_of([critic_model], job, storage)
+    _check_disk(job, storage, parameters + critic)
     if problems := list(_gpu_problems(job, _shapes(job, storage), gpus)):
         raise CliError("\n".join(problems), 2)
     sizes = {POLICY: parameters} | {
         pool.model: _parameters_of([pool.model], job, storage) for pool in job.spec.frozen_pools
     }
     frozen = _parameters_of(frozen_names(job.spec), job, storage)
-    needs = _needs(job, f"spec.models[{i}].source", sizes, frozen)
+    needs = _needs(job, f"spec.models[{i}].source", sizes, frozen, critic)
     if not needs:
         return []  # all roles run on GPUs
     total, available = _memory()
@@ -139,14 +141,15 @@ def count_parameters(model: Path) -> int:
     return count
 
 
-def _needs(job: RLJob, source: str, sizes: Mapping[str, int], frozen: int = 0) -> list[Need]:
+def _needs(job: RLJob, source: str, sizes: Mapping[str, int], frozen: int = 0, critic: int = 0) -> list[Need]:
     """Return the needs of the roles that run on CPU.
 
     Args:
         job: resolved.
         source: field of the policy.
         sizes: model of a pool → its parameters.
-        frozen: parameters of the other models in the trainer.
+        frozen: parameters of the models in the trainer that are not trained.
+        critic: parameters of the critic.
     """
     trainer, needs, parameters = job.spec.trainer, [], sizes[POLICY]
     assert trainer.dtype is not None, "resolve() sets it"
@@ -157,6 +160,9 @@ def _needs(job: RLJob, source: str, sizes: Mapping[str, int], frozen: int = 0) -
         if frozen:
             what = f"the {frozen:,} parameters of the reference and teacher models"
             needs.append(Need(DTYPE_BYTES[trainer.dtype] * frozen, what, "choose smaller ones in spec.models"))
+        if critic:
+            what = f"the critic's weights, gradients, optimizer and checkpoint of {critic:,} parameters"
+            needs.append(Need(each * critic, what, "choose a smaller model in spec.algorithm.criticModel"))
     for i, pool in enumerate(job.spec.rollouts):
         if pool.accelerator.kind != "cpu":
             continue

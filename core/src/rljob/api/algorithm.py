@@ -26,6 +26,8 @@ Preset = Literal[
     "raft_pp",
     "lite_ppo",
     "kimi",
+    "ppo",
+    "vapo",
     "decoupled_ppo",
     "distillation",
 ]
@@ -84,6 +86,9 @@ class Algorithm(Model):
     """τ of `sapo` for other advantages."""
     log_ratio_penalty: Annotated[float, Field(ge=0, le=100)] | None = None
     """τ of `kimi`: weight of the squared log-ratio."""
+    positive_coefficient: Annotated[float, Field(gt=0, le=100)] | None = None
+    """μ: weight of the negative log-likelihood of samples with a positive reward, a mean over their tokens, in the loss
+    of each minibatch (arXiv 2504.05118). All samples are then computed. Default: none."""
     entropy_coefficient: Annotated[float, Field(ge=-10, le=10)] | None = None
     """Weight of the entropy of the policy, in nats, that is added to the objective of each token. All samples are then
     computed. Default: no bonus."""
@@ -114,7 +119,25 @@ class Algorithm(Model):
     teacher_coefficient: Annotated[float, Field(gt=0, le=100)] | None = None
     """Weight of the teacher beside the rewards. Default: 1."""
     discount: Annotated[float, Field(gt=0, le=1)] | None = None
-    """γ of `reinforce_pp` (a token) and `turn_return` (a turn)."""
+    """γ of `reinforce_pp` and `gae` (a token), `turn_return` (a turn), and of the critic's targets (a token)."""
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] | None = None
+    """λ of `gae`: 1 for returns minus values, 0 for errors of one token. Default: 1."""
+    gae_length_factor: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """α: λ of `gae` is 1 − 1/(α·L) in a sample of L tokens of the model, not below 0, instead of `gaeLambda`
+    (length-adaptive GAE, arXiv 2504.05118)."""
+    critic_model: Name | None = None
+    """Entry of `models` that the critic starts from; its output layer is replaced by one that gives the value of each
+    token. The critic is trained beside the policy, in the trainer's processes. All samples are then computed. Default:
+    policy, the weights that the run begins with, if `advantage` is `gae`. Name it for an advantage of your own package
+    that needs values."""
+    critic_warmup_steps: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
+    """First steps in which only the critic is trained, and the weights of the policy stay. Default: 0."""
+    value_lambda: Annotated[float, Field(ge=0, le=1)] | None = None
+    """λ of the returns that the critic learns. Default: `gaeLambda`; 1 with `gaeLengthFactor` or another advantage
+    than `gae`."""
+    value_clip: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    """c: the critic's loss at a token is the larger one of the squared errors of its value, and of its value clipped to
+    ± c around that before the batch. 0: no clip. Default: 0.5."""
     correction: Annotated[
         Annotated[str, Extension(CORRECTIONS)] | None,
         Field(

@@ -11,6 +11,7 @@ from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import (
     CONDITIONS,
     FOLLOWS_REWARDS,
+    NEEDS_VALUES,
     POLICY,
     READERS,
     ZERO_FOR_ONE_SAMPLE,
@@ -18,6 +19,7 @@ from rljob.api.algorithm_presets import (
     frozen_models,
     is_read,
     penalizes_rewards,
+    uses_critic,
 )
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ def algorithm_problems(spec: RLJobSpec) -> Iterator[str]:
         )
     yield from _mismatch(algorithm)
     yield from _frozen(spec)
+    yield from _critic(spec)
     yield from _teacher(algorithm)
     yield from _kl(algorithm)
     yield from _unread(algorithm)
@@ -90,7 +93,11 @@ def _mismatch(algorithm: Algorithm) -> Iterator[str]:
 def _frozen(spec: RLJobSpec) -> Iterator[str]:
     """Yield the problems of the models that are not trained."""
     algorithm, known = spec.algorithm, [model.name for model in spec.models]
-    named = {"referenceModel": algorithm.reference_model, "teacherModel": algorithm.teacher_model}
+    named = {
+        "referenceModel": algorithm.reference_model,
+        "teacherModel": algorithm.teacher_model,
+        "criticModel": algorithm.critic_model,
+    }
     served = [pool.model for pool in spec.frozen_pools]
     for field, name in named.items():
         if name is not None and name not in known:
@@ -102,13 +109,37 @@ def _frozen(spec: RLJobSpec) -> Iterator[str]:
         if name not in (POLICY, *named.values(), *served):
             yield (
                 f"models[{i}]: no field uses the model {name}; name it in algorithm.referenceModel, "
-                "algorithm.teacherModel or rollouts[].model, or remove it"
+                "algorithm.teacherModel, algorithm.criticModel or rollouts[].model, or remove it"
             )
     if spec.trainer.backend == "megatron" and (roles := frozen_models(algorithm)):
         yield (
             f"trainer.backend: megatron runs no {' and no '.join(roles)} model; set fsdp, or remove klCoefficient, "
             "referenceModel and teacherModel from algorithm"
         )
+
+
+def _critic(spec: RLJobSpec) -> Iterator[str]:
+    algorithm, steps = spec.algorithm, spec.training.steps
+    if not uses_critic(algorithm):
+        if spec.trainer.critic_optimizer is not None:
+            yield (
+                "trainer.criticOptimizer: the algorithm has no critic; remove it, or set algorithm.advantage to "
+                f"{' or '.join(NEEDS_VALUES)}"
+            )
+        return
+    if spec.trainer.backend == "megatron":
+        yield (
+            "trainer.backend: megatron trains no critic; set fsdp, or an algorithm.advantage other than "
+            f"{' and '.join(NEEDS_VALUES)} and no algorithm.criticModel"
+        )
+    warmup = chosen(algorithm, "critic_warmup_steps")
+    if 0 < steps <= warmup:
+        yield (
+            f"algorithm.criticWarmupSteps: {warmup} is not below training.steps, {steps}, so the policy would not be "
+            "trained; lower it, or raise training.steps"
+        )
+    if algorithm.gae_lambda is not None and algorithm.gae_length_factor is not None:
+        yield "algorithm.gaeLambda: gaeLengthFactor replaces it; remove one of them"
 
 
 def _teacher(algorithm: Algorithm) -> Iterator[str]:
@@ -151,7 +182,10 @@ def _unread(algorithm: Algorithm) -> Iterator[str]:
     for field, condition in CONDITIONS.items():
         if getattr(algorithm, field) is not None and not is_read(algorithm, field):
             name = to_camel(field)
-            yield f"algorithm.{name}: has no effect without {to_camel(condition)}; set it, or remove {name}"
+            missing = f"without {to_camel(condition)}; set it"
+            if condition == "critic_model":
+                missing = f"without a critic; set advantage to {' or '.join(NEEDS_VALUES)}"
+            yield f"algorithm.{name}: has no effect {missing}, or remove {name}"
     for field, (function, readers) in READERS.items():
         value = getattr(algorithm, field)
         if value is not None and not (field == "dual_clip" and value == 0) and not is_read(algorithm, field):

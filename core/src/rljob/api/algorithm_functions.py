@@ -21,6 +21,7 @@ class AlgorithmFunction(Builtin):
         reads: fields of `algorithm` that only functions which list them read.
         zero_for_one_sample: of an advantage: it is 0 in a group of one sample.
         from_scalars: of an advantage: it follows from rewards and lengths, before any token is fetched.
+        needs_values: of an advantage: it needs the values of a critic.
         needs_all_samples: of an objective: it has a gradient where the advantage is 0.
         follows_rewards: of an objective: it depends on the reward of a sample beside its advantage.
     """
@@ -28,6 +29,7 @@ class AlgorithmFunction(Builtin):
     reads: tuple[str, ...] = ()
     zero_for_one_sample: bool = False
     from_scalars: bool = False
+    needs_values: bool = False
     needs_all_samples: bool = False
     follows_rewards: bool = False
 
@@ -53,6 +55,11 @@ ADVANTAGES: Functions = {
         f"{_ADVANTAGES}.reinforce_pp:reinforce_pp_baseline", zero_for_one_sample=True
     ),
     "turn_return": AlgorithmFunction(f"{_ADVANTAGES}.turn_return:turn_return", reads=("discount",)),
+    "gae": AlgorithmFunction(
+        f"{_ADVANTAGES}.gae:gae",
+        reads=("discount", "gae_lambda", "gae_length_factor", "critic_model"),
+        needs_values=True,
+    ),
     "zero": AlgorithmFunction(f"{_ADVANTAGES}.group:zero", "rewards are not used", from_scalars=True),
 }
 OBJECTIVES: Functions = {

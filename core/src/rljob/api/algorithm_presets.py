@@ -45,6 +45,16 @@ PRESETS: dict[str, dict[str, Any]] = {
     "raft_pp": GRPO | {"advantage": "reward", "objective": "raft_pp"},
     "lite_ppo": GRPO | {"advantage": "lite_ppo"},
     "kimi": GRPO | {"advantage": "group_centered", "objective": "kimi"},
+    "ppo": GRPO | {"advantage": "gae", "whiten_advantages": True},
+    "vapo": GRPO
+    | {
+        "advantage": "gae",
+        "whiten_advantages": True,
+        "clip_high": 0.28,
+        "gae_length_factor": 0.05,
+        "critic_warmup_steps": 50,
+        "positive_coefficient": 0.1,
+    },
     "decoupled_ppo": GRPO | {"correction": "icepop", "correction_cap": 5.0, "correction_floor": 0.0},
     "distillation": GRPO | {"advantage": "zero"},
 }
@@ -61,6 +71,9 @@ DEFAULTS: dict[str, Any] = {
     "gate_negative": 1.05,
     "log_ratio_penalty": 0.1,
     "discount": 1.0,
+    "gae_lambda": 1.0,
+    "critic_warmup_steps": 0,
+    "value_clip": 0.5,
     "correction_level": "token",
     "correction_cap": 2.0,
     "correction_floor": 0.5,
@@ -79,6 +92,9 @@ CONDITIONS = {
     "kl_estimator": "kl_coefficient",
     "reference_model": "kl_coefficient",
     "teacher_coefficient": "teacher_model",
+    "critic_warmup_steps": "critic_model",
+    "value_lambda": "critic_model",
+    "value_clip": "critic_model",
 }
 """Field → the field without which it has no effect."""
 KL_DEFAULTS = {"loss": "k3", "reward": "k1"}
@@ -87,6 +103,7 @@ KL_DEFAULTS = {"loss": "k3", "reward": "k1"}
 ZERO_FOR_ONE_SAMPLE = names_with(ADVANTAGES, lambda function: function.zero_for_one_sample)
 KNOWN_FROM_SCALARS = names_with(ADVANTAGES, lambda function: function.from_scalars)
 NEEDS_ALL_SAMPLES = names_with(OBJECTIVES, lambda function: function.needs_all_samples)
+NEEDS_VALUES = names_with(ADVANTAGES, lambda function: function.needs_values)
 FOLLOWS_REWARDS = names_with(OBJECTIVES, lambda function: function.follows_rewards)
 POLICY = "policy"
 """Name in `models` of the model that is trained."""
@@ -106,11 +123,26 @@ STABILIZERS = (
 def chosen(algorithm: Algorithm, field: str) -> Any:
     """Return the value of a field: the user's own, that of the preset, or the default; None if there is none."""
     value = getattr(algorithm, field)
-    if value is None and field == "kl_estimator":
+    if value is not None:
+        return value
+    if field == "kl_estimator":
         return KL_DEFAULTS[chosen(algorithm, "kl_in")]
-    if value is None and field == "reference_model":
+    if field == "reference_model":
         return None if algorithm.kl_coefficient is None else POLICY
-    return PRESETS[algorithm.preset].get(field, DEFAULTS.get(field)) if value is None else value
+    if field == "critic_model":
+        return POLICY if chosen(algorithm, "advantage") in NEEDS_VALUES else None
+    if field == "value_lambda":
+        return chosen(algorithm, "gae_lambda") if _has_fixed_lambda(algorithm) else 1.0
+    if field == "gae_length_factor" and algorithm.gae_lambda is not None:
+        return None  # the user's own λ wins
+    if field == "gae_lambda" and not _has_fixed_lambda(algorithm):
+        return None
+    return PRESETS[algorithm.preset].get(field, DEFAULTS.get(field))
+
+
+def _has_fixed_lambda(algorithm: Algorithm) -> bool:
+    """Return whether the advantage is `gae` with one λ for all samples."""
+    return chosen(algorithm, "advantage") == "gae" and chosen(algorithm, "gae_length_factor") is None
 
 
 def is_read(algorithm: Algorithm, field: str) -> bool:
@@ -118,7 +150,7 @@ def is_read(algorithm: Algorithm, field: str) -> bool:
     if field == "reference_model" and own_functions(algorithm):
         return True
     if field in CONDITIONS:
-        return getattr(algorithm, CONDITIONS[field]) is not None
+        return chosen(algorithm, CONDITIONS[field]) is not None
     if field not in READERS:
         return True
     function, readers = READERS[field]
@@ -134,7 +166,8 @@ def own_functions(algorithm: Algorithm) -> list[str]:
 
 def fill(algorithm: Algorithm) -> None:
     """Set every field that is not set and has a value in the preset or a default, if a function reads it."""
-    for field in dict.fromkeys([*GRPO, *PRESETS[algorithm.preset], *DEFAULTS, "kl_estimator", "reference_model"]):
+    derived = ("kl_estimator", "reference_model", "critic_model", "value_lambda")
+    for field in dict.fromkeys([*GRPO, *PRESETS[algorithm.preset], *DEFAULTS, *derived]):
         if getattr(algorithm, field) is None and is_read(algorithm, field):
             setattr(algorithm, field, chosen(algorithm, field))
 
@@ -168,6 +201,11 @@ def frozen_models(algorithm: Algorithm) -> dict[str, str]:
     return {role: name for role, name in roles.items() if name is not None}
 
 
+def uses_critic(algorithm: Algorithm) -> bool:
+    """Return whether a critic is trained beside the policy."""
+    return chosen(algorithm, "critic_model") is not None
+
+
 def stabilizers(algorithm: Algorithm) -> list[str]:
     """Return the fields that change rewards or advantages beside the function of ``advantage``: of
     :data:`STABILIZERS`, and those of a KL term in the reward and of a teacher."""
@@ -187,6 +225,11 @@ def describe_needs(algorithm: Algorithm) -> Iterator[str]:
         yield f"the algorithm needs the log-probabilities before the batch, {passes}"
     for role, name in frozen_models(algorithm).items():
         yield f"the algorithm needs the log-probabilities of the {role} model ({name}), one forward pass"
+    if uses_critic(algorithm):
+        yield (
+            f"the algorithm needs the values of a critic, which starts from the model {algorithm.critic_model} and is "
+            "trained: one forward pass before the advantages, and one update for each minibatch"
+        )
     own = own_functions(algorithm)
     if own:
         yield f"the needs of {' and '.join(own)} are those that the code declares"
@@ -197,6 +240,7 @@ def describe_needs(algorithm: Algorithm) -> Iterator[str]:
         and algorithm.objective not in NEEDS_ALL_SAMPLES
         and not algorithm.whiten_advantages
         and not algorithm.entropy_coefficient
+        and not algorithm.positive_coefficient
         and not frozen_models(algorithm)
     ):
         yield "samples whose advantage is 0 are not computed"

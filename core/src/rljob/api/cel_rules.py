@@ -46,7 +46,7 @@ def _spec() -> Iterator[CelRule]:
         "the environment of a task is not defined; add it to environments",
         ".tasks",
     )
-    for field in ("referenceModel", "teacherModel"):
+    for field in ("referenceModel", "teacherModel", "criticModel"):
         name = f"self.algorithm.{field}"
         yield CelRule(
             "spec",
@@ -205,7 +205,7 @@ def _settings() -> Iterator[CelRule]:
 
 
 def _schedule() -> Iterator[CelRule]:
-    """Yield the rules for the learning rate."""
+    """Yield the rules for the learning rate; the operator checks that of a critic."""
     at = "spec.trainer.optimizer"
     for field, given in (("scheduleSteps", "has(self.scheduleSteps)"), ("finalRatio", "self.finalRatio > 0.0")):
         message = "schedule constant does not read it; remove it, or set another schedule"

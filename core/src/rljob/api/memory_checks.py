@@ -60,6 +60,7 @@ def settings_of(spec: RLJobSpec, models: Shapes, tokens: int | None = None) -> T
     """
     trainer = spec.trainer
     assert trainer.dtype is not None, "resolve() sets it"
+    critic, optimizer = models.get(spec.algorithm.critic_model or ""), trainer.critic_optimizer
     return TrainerSettings(
         ranks=trainer.processes // trainer.parallelism.replicate,
         dtype=trainer.dtype,
@@ -70,6 +71,8 @@ def settings_of(spec: RLJobSpec, models: Shapes, tokens: int | None = None) -> T
         copies=trainer.parallelism.replicate,
         offload=trainer.optimizer.offload and trainer.accelerator.kind == "nvidia",
         frozen=tuple(models[name] for name in frozen_names(spec) if name in models),
+        critic=replace(critic, values=True, tied=False) if critic is not None else None,
+        critic_offload=bool(optimizer and optimizer.offload) and trainer.accelerator.kind == "nvidia",
     )
 
 
@@ -101,7 +104,8 @@ def unknown_memory(spec: RLJobSpec, models: Shapes, device_bytes: int) -> str:
     """
     if spec.trainer.backend != PLANNED:
         return f"the memory that {spec.trainer.backend} needs is not known"
-    for name in (POLICY, *frozen_names(spec)):
+    critic = [] if spec.algorithm.critic_model is None else [spec.algorithm.critic_model]
+    for name in (POLICY, *frozen_names(spec), *critic):
         if name not in models:
             return f"the memory that the model {name} needs is not known"
     return "" if device_bytes else "the memory of the device is not known"
@@ -198,7 +202,9 @@ def engine_problems(spec: RLJobSpec, models: Shapes, device_bytes: int) -> Itera
 
 def _sizes(model: ModelShape, settings: TrainerSettings) -> str:
     frozen = sum(shape.parameters for shape in settings.frozen)
-    return f"{model.parameters:,} parameters" + (f" and {frozen:,} that are not trained" if frozen else "")
+    critic = f", {settings.critic.parameters:,} of a critic" if settings.critic is not None else ""
+    other = f" and {frozen:,} that are not trained" if frozen else ""
+    return f"{model.parameters:,} parameters{critic}{other}"
 
 
 def describe_plan(spec: RLJobSpec, models: Shapes, device_bytes: int) -> list[str]:

@@ -70,6 +70,7 @@ class TrainerSettings:
     the backward pass. ``adapters``: what is trained instead of the model. ``offload``: moments and AdamW are on the
     host. ``copies``: of the parameters, each on its own ranks. ``frozen``: models that are not trained, as reference or
     teacher. ``packing``: whether rows are packed, and their attention computed row by row or by one kernel.
+    ``critic``: a critic that is trained beside the policy, all of it; ``critic_offload`` is its ``offload``.
     """
 
     ranks: int
@@ -81,6 +82,13 @@ class TrainerSettings:
     copies: int = 1
     frozen: tuple[ModelShape, ...] = ()
     packing: Packing = "none"
+    critic: ModelShape | None = None
+    critic_offload: bool = False
+
+    @property
+    def of_critic(self) -> TrainerSettings:
+        """Settings of the critic as if it were trained alone."""
+        return replace(self, adapters=None, offload=self.critic_offload, frozen=(), critic=None, critic_offload=False)
 
     @property
     def plain(self) -> bool:
@@ -126,6 +134,32 @@ class MemoryPlan:
 
 def plan_memory(model: ModelShape, settings: TrainerSettings) -> MemoryPlan:
     """Return the peaks of a rank."""
+    if settings.critic is None:
+        return _plan_policy(model, settings)
+    alone, critic = replace(settings, critic=None, critic_offload=False), settings.critic
+    policy, of_critic = _plan_policy(model, alone), settings.of_critic
+    masters = _share(_weight_bytes(critic, of_critic), of_critic)
+    state = masters + _moments(critic.parameters, of_critic)
+    on_host = _share(4 * FLOAT32 * critic.parameters, of_critic) if of_critic.offload else 0
+    saved = _saved_bytes(critic, of_critic)
+    loading = max(_loading_bytes(critic, of_critic), _loading_bytes(model, alone))
+    exchanged = max(_exchanged_bytes(critic, of_critic), _exchanged_bytes(model, alone))
+    return MemoryPlan(
+        load=Peak(
+            policy.load.device + masters + loading - _loading_bytes(model, alone),
+            max(policy.load.host, _reading_bytes(critic, of_critic)) + on_host,
+        ),
+        step=Peak(step_bytes(model, settings), policy.step.host + on_host + saved),
+        update=Peak(policy.update.device + state, policy.update.host + on_host + saved),
+        checkpoint=Peak(
+            policy.checkpoint.device + state + exchanged - _exchanged_bytes(model, alone),
+            policy.checkpoint.host + on_host + saved,
+        ),
+    )
+
+
+def _plan_policy(model: ModelShape, settings: TrainerSettings) -> MemoryPlan:
+    """Return the peaks of a rank without a critic."""
     trained = _trained_parameters(model, settings)
     masters = _share(_weight_bytes(model, settings), settings)
     frozen = frozen_bytes(settings)
@@ -133,10 +167,9 @@ def plan_memory(model: ModelShape, settings: TrainerSettings) -> MemoryPlan:
     host_copy = DTYPE_BYTES[settings.dtype] * model.parameters  # of all weights, which rank 0 sends to the engines
     if settings.offload:  # copies of the weights, moments and gradients
         host_copy += _share(4 * FLOAT32 * trained, settings)
-    rows = max(_share(FLOAT32 * shape.largest_parameter, settings) for shape in (model, *settings.frozen))
     merging, saved = _merging_bytes(model, settings), _saved_bytes(model, settings)
     return MemoryPlan(
-        load=Peak(masters + frozen + max(rows, _checking_bytes(model, settings)), rows),
+        load=Peak(masters + frozen + _loading_bytes(model, settings), _reading_bytes(model, settings)),
         step=Peak(step_bytes(model, settings), host_copy + saved),
         update=Peak(state + _gathered_bytes(model, settings) + merging, host_copy + saved),
         checkpoint=Peak(state + _exchanged_bytes(model, settings) + merging, host_copy + saved),
@@ -160,6 +193,16 @@ def _whole_bytes(model: ModelShape, settings: TrainerSettings) -> int:
     """Return the bytes of the whole parameters in a forward pass: the rest of the model and two layers."""
     whole = model.root_parameters + 2 * model.block_parameters
     return 0 if settings.plain else DTYPE_BYTES[settings.dtype] * whole
+
+
+def _loading_bytes(model: ModelShape, settings: TrainerSettings) -> int:
+    """Return the bytes on the device, beside all shards, while models are read and checked."""
+    return max(_reading_bytes(model, settings), _checking_bytes(model, settings))
+
+
+def _reading_bytes(model: ModelShape, settings: TrainerSettings) -> int:
+    """Return the bytes of this rank's rows of the largest tensor."""
+    return max(_share(FLOAT32 * shape.largest_parameter, settings) for shape in (model, *settings.frozen))
 
 
 def _checking_bytes(model: ModelShape, settings: TrainerSettings) -> int:
@@ -211,9 +254,15 @@ def _exchanged_bytes(model: ModelShape, settings: TrainerSettings) -> int:
 
 def step_bytes(model: ModelShape, settings: TrainerSettings) -> int:
     """Return the peak on the device of the forward and backward passes and of the optimizer, while weights are sent."""
+    if settings.critic is not None:  # the two are trained one after the other, each beside the state of the other
+        alone, of_critic = replace(settings, critic=None, critic_offload=False), settings.of_critic
+        return max(
+            step_bytes(model, alone) + _state_bytes(settings.critic, of_critic),
+            step_bytes(settings.critic, of_critic) + _state_bytes(model, alone),
+        )
     size, tokens, trained = DTYPE_BYTES[settings.dtype], settings.tokens, _trained_parameters(model, settings)
     adapters = 0 if settings.adapters is None else settings.adapters.block_parameters(model)
-    state = _share(_weight_bytes(model, settings), settings) + _moments(trained, settings) + frozen_bytes(settings)
+    state = _state_bytes(model, settings)
     gradients = _share(FLOAT32 * trained, settings)
     block, root = size * (model.block_parameters + adapters), size * model.root_parameters
     layer = layer_bytes(model, settings.dtype, settings.adapters)
@@ -241,6 +290,12 @@ def step_bytes(model: ModelShape, settings: TrainerSettings) -> int:
     return state + max(passes, of_optimizer, scoring)
 
 
+def _state_bytes(model: ModelShape, settings: TrainerSettings) -> int:
+    """Return the bytes on the device of masters, moments and models that are not trained."""
+    moments = _moments(_trained_parameters(model, settings), settings)
+    return _share(_weight_bytes(model, settings), settings) + moments + frozen_bytes(settings)
+
+
 def _moments(trained: int, settings: TrainerSettings) -> int:
     """Return the bytes of AdamW's moments on the device."""
     return 0 if settings.offload else _share(2 * FLOAT32 * trained, settings)
@@ -262,6 +317,8 @@ def _weight_bytes(model: ModelShape, settings: TrainerSettings) -> int:
 def _output_bytes(model: ModelShape, settings: TrainerSettings) -> int:
     """Return what the backward pass of the output layer and of the log-probabilities needs, in chunks of positions."""
     size, tokens = DTYPE_BYTES[settings.dtype], settings.tokens
+    if model.values:  # inputs of the head in float32, and their gradient
+        return 2 * FLOAT32 * model.hidden * tokens
     chunk = max(1, CHUNK_BYTES // (FLOAT32 * model.vocabulary))
     if tokens <= chunk:
         return (2 * size + FLOAT32) * model.vocabulary * tokens

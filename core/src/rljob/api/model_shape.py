@@ -21,7 +21,7 @@ class ModelShape:
     """A model.
 
     ``tied``: the head is the embedding. ``biases``: of query, key and value. ``norms_heads``: RMS norms of the heads of
-    query and key.
+    query and key. ``values``: the head has one output with a bias, as that of a critic.
     """
 
     vocabulary: int
@@ -34,6 +34,7 @@ class ModelShape:
     tied: bool = False
     biases: bool = False
     norms_heads: bool = False
+    values: bool = False
 
     @property
     def query(self) -> int:
@@ -69,6 +70,8 @@ class ModelShape:
     @property
     def root_parameters(self) -> int:
         """Parameters outside the layers: embedding, last norm and head."""
+        if self.values:
+            return self.embedding_parameters + 2 * self.hidden + 1
         return (1 if self.tied else 2) * self.embedding_parameters + self.hidden
 
     @property

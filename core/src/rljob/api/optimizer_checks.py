@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from rljob.api.roles import Optimizer
 
 
-def optimizer_problems(optimizer: Optimizer) -> Iterator[str]:
-    """Yield one ``field: sentence`` for each contradiction; the field's path is relative to spec."""
+def optimizer_problems(optimizer: Optimizer, path: str) -> Iterator[str]:
+    """Yield one ``field: sentence`` for each contradiction.
+
+    Args:
+        optimizer: of the policy or of the critic.
+        path: of the optimizer, relative to spec.
+    """
     schedule, steps, decay = optimizer.schedule, optimizer.schedule_steps, optimizer.decay_steps
-    path = "trainer.optimizer"
     if schedule == "constant":
         for field, given in (("scheduleSteps", steps is not None), ("finalRatio", optimizer.final_ratio > 0)):
             if given:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rljob.api.algorithm_presets import fill
+from rljob.api.algorithm_presets import fill, uses_critic
 from rljob.api.kubernetes import AcceleratorKind
 from rljob.api.model_address import is_remote
 from rljob.api.models import RLJob
@@ -46,6 +46,8 @@ def resolve(job: RLJob, accelerator: AcceleratorKind = "cpu") -> RLJob:
         on_gpus = all(role.accelerator.kind == "nvidia" for role in roles if role not in resolved.spec.frozen_pools)
         resolved.spec.weight_sync.transport = "nccl" if on_gpus else "gloo"
     fill(resolved.spec.algorithm)
+    if trainer.critic_optimizer is None and uses_critic(resolved.spec.algorithm):
+        trainer.critic_optimizer = trainer.optimizer.model_copy(deep=True)
     if resolved.spec.evaluation is not None and resolved.spec.evaluation.tasks is None:
         resolved.spec.evaluation.tasks = [task.name for task in resolved.spec.tasks]
     for task in resolved.spec.tasks:

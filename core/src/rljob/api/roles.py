@@ -253,6 +253,8 @@ class Trainer(Model):
     that of full fine-tuning. Default: all parameters are trained."""
     optimizer: Optimizer = Optimizer()
     """The optimizer."""
+    critic_optimizer: Optimizer | None = None
+    """The optimizer of the critic, if the algorithm has one. Default: `optimizer`."""
 
     @property
     def processes(self) -> int:

@@ -42,7 +42,9 @@ def problems(spec: RLJobSpec) -> Iterator[str]:
     yield from _purposes(spec)
     yield from frozen_pool_problems(spec)
     yield from algorithm_problems(spec)
-    yield from optimizer_problems(spec.trainer.optimizer)
+    yield from optimizer_problems(spec.trainer.optimizer, "trainer.optimizer")
+    if spec.trainer.critic_optimizer is not None:
+        yield from optimizer_problems(spec.trainer.critic_optimizer, "trainer.criticOptimizer")
     yield from _parallelism(spec.trainer)
     yield from backend_problems(spec.trainer)
     yield from _storage(spec)

@@ -73,9 +73,12 @@ class _Known:
     def teacher_by_row(self) -> dict[int, NDArray[np.float32]]:
         return self._by_row("teacher")
 
+    def values_by_row(self) -> dict[int, NDArray[np.float32]]:
+        return self._by_row("values")
+
     def _by_row(self, name: str) -> dict[int, NDArray[np.float32]]:
         if not getattr(self.needs, name):
-            raise ValueError(f"there are no {name} log-probabilities; declare @requires({name}=True)")
+            raise ValueError(f"there are no {name} scores; declare @requires({name}=True)")
         values = {i: getattr(sample, f"{name}_T") for i, sample in enumerate(self.samples)}
         return {i: at_tokens(row, values[i]).astype(np.float32) for i, row in self.rows.items()}
 

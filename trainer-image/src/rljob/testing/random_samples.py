@@ -38,6 +38,7 @@ class ReferenceSample:
     rewards_T: Floats  # reward that arrives at each token; their sum is ``reward``
     entropy_T: Floats
     turns_T: NDArray[np.int64]  # number of the turn, from 0
+    values_T: Floats  # of a critic, before the token; exact in float32
 
 
 def resolved(fields: Mapping[str, Any]) -> Algorithm:
@@ -86,6 +87,7 @@ def _sample(group: str, generator: np.random.Generator) -> ReferenceSample:
         rewards_T=rewards_T,
         entropy_T=generator.random(length),
         turns_T=turns_T,
+        values_T=generator.spawn(1)[0].normal(size=length).astype(np.float32).astype(np.float64),
     )
 
 

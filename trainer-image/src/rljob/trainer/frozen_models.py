@@ -1,4 +1,5 @@
-"""Models of the trainer that are not trained: where they are, and whether they fit the policy."""
+"""Models of the trainer beside the policy, which are not trained or a critic: where they are, and whether they fit the
+policy."""
 
 from __future__ import annotations
 
@@ -9,22 +10,26 @@ from typing import Any
 
 from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import frozen_models
+from rljob.api.roles import Trainer
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.model_cache import read_model
-from rljob.trainer.backends.base import Backend, FrozenModel, LoadsFrozenModels
+from rljob.trainer.algorithms.needs import needs
+from rljob.trainer.backends.base import Backend, Critic, FrozenModel, LoadsFrozenModels, TrainsCritic
 from rljob.trainer.errors import ModelError
 
 TOKENIZER = "tokenizer.json"
 
 
 def read_sources(environment: ComponentEnvironment) -> dict[str, Path]:
-    """Return the directory of each model that is not trained, by name in `models`. The first rank of a machine
-    downloads a remote one.
+    """Return the directory of each model that is not trained, and of that which a critic starts from, by name in
+    `models`. The first rank of a machine downloads a remote one.
 
     Raises:
         ModelError: a model cannot be downloaded until a user changes something.
     """
-    names = dict.fromkeys(frozen_models(environment.job.spec.algorithm).values())
+    algorithm = environment.job.spec.algorithm
+    critic = [] if algorithm.critic_model is None else [algorithm.critic_model]
+    names = dict.fromkeys([*frozen_models(algorithm).values(), *critic])
     try:
         return {name: read_model(environment, name) for name in names}
     except ValueError as error:
@@ -45,7 +50,8 @@ def load_models(
     Raises:
         ModelError: a model cannot be loaded, or has other tokens than the policy.
     """
-    if not sources:
+    names = frozen_models(algorithm)
+    if not names:
         return {}
     if not isinstance(backend, LoadsFrozenModels):
         raise ModelError(
@@ -53,15 +59,55 @@ def load_models(
             "load_frozen; set fsdp, or remove klCoefficient, referenceModel and teacherModel from spec.algorithm"
         )
     loaded = {}
-    for name, source in sources.items():
-        check_tokens(name, source, policy)
-        loaded[name] = backend.load_frozen(source)
+    for name in dict.fromkeys(names.values()):
+        check_tokens(name, sources[name], policy)
+        loaded[name] = backend.load_frozen(sources[name])
         if loaded[name].vocabulary < backend.vocabulary:
             raise ModelError(
                 f"spec.models: {name} has {loaded[name].vocabulary} token ids and the policy {backend.vocabulary}; "
                 "choose a model with the tokens of the policy"
             )
-    return {role: loaded[name] for role, name in frozen_models(algorithm).items()}
+    return {role: loaded[name] for role, name in names.items()}
+
+
+def load_critic(
+    algorithm: Algorithm,
+    settings: Trainer,
+    sources: Mapping[str, Path],
+    policy: Path,
+    backend: Backend,
+    checkpoint: Path | None,
+) -> Critic | None:
+    """Return the critic with the state of a checkpoint; None if the algorithm has none. All ranks take part.
+
+    Args:
+        algorithm: resolved.
+        settings: of the job's trainer, with an optimizer of the critic if the algorithm has one.
+        sources: of :func:`read_sources`.
+        policy: directory of the policy.
+        backend: of the policy.
+        checkpoint: to resume from; None: the run begins.
+
+    Raises:
+        ModelError: the model cannot be loaded, or has other tokens than the policy; the backend trains no critic, or
+            the checkpoint has none.
+    """
+    name = algorithm.critic_model
+    if name is None:
+        if needs(algorithm).values:
+            raise ModelError("spec.algorithm.criticModel: the advantage needs values; name the model of the critic")
+        return None
+    if not isinstance(backend, TrainsCritic):
+        raise ModelError(
+            f"spec.trainer.backend: {type(backend).__name__} trains no critic: it has no method load_critic; set fsdp, "
+            "or an algorithm without a critic"
+        )
+    check_tokens(name, sources[name], policy)
+    assert settings.critic_optimizer is not None, "resolve() sets it"
+    critic = backend.load_critic(sources[name], settings.critic_optimizer)
+    if checkpoint is not None:
+        critic.load(checkpoint)
+    return critic
 
 
 def check_tokens(name: str, source: Path, policy: Path) -> None:

@@ -14,6 +14,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -60,7 +61,7 @@ from rljob.trainer.checkpoint_writer import CheckpointWriter, retry_while_blocke
 from rljob.trainer.coordinator_client import Command, CoordinatorClient, Result
 from rljob.trainer.errors import ModelError, NewerCheckpointError, SupersededError, UnrecoverableError
 from rljob.trainer.fetch_batch import pull_shard
-from rljob.trainer.frozen_models import load_models, read_sources
+from rljob.trainer.frozen_models import load_critic, load_models, read_sources
 from rljob.trainer.microbatch_budget import microbatch_budget
 from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic, set_threads
 from rljob.trainer.step import apply_batch, plan_step
@@ -224,14 +225,17 @@ class TrainerLoop:
         """Record of the checkpoint that this process loaded or wrote last; the writer updates it. On ranks other than 0
         a written one has no digests."""
         self._step = chosen.state.step if chosen.state is not None else 0
-        frozen = read_sources(self._environment)
-        self._budget = microbatch_budget(self._job.spec, {**frozen, "policy": source}, self._world)
+        others = read_sources(self._environment)
+        self._budget = microbatch_budget(self._job.spec, {**others, "policy": source}, self._world)
         factory: BackendFactory = load(BACKENDS, self._job.spec.trainer.backend, "spec.trainer.backend")
         self._backend: Backend = factory(source, self._job.spec.trainer, self._world)
         self._packed = isinstance(self._backend, PacksRows) and self._backend.packs
         if chosen.path is not None:
             self._backend.load(chosen.path)
-        self._frozen = load_models(self._job.spec.algorithm, frozen, source, self._backend)
+        self._frozen = load_models(self._job.spec.algorithm, others, source, self._backend)
+        self._critic = load_critic(
+            self._job.spec.algorithm, self._job.spec.trainer, others, source, self._backend, chosen.path
+        )
         self._world = self._backend.world
         self._configuration = read_configuration(source)
         self._last = StepDone(0, self._step - 1, {})
@@ -305,7 +309,7 @@ class TrainerLoop:
         plan = plan_step(train, spec.algorithm, world, self._budget, self._packed)
         rows = self._pull(plan)
         pulled = time.perf_counter()
-        result = apply_batch(plan, rows, spec.algorithm, self._backend, world, self._checks, self._frozen)
+        result = apply_batch(plan, rows, spec.algorithm, self._backend, world, self._checks, self._frozen, self._critic)
         self._step += 1
         seconds = time.perf_counter() - started
         metrics = result.metrics | {
@@ -376,6 +380,8 @@ class TrainerLoop:
         """Copy this rank's part of the weights and of the optimizer; return the function that writes the copy."""
         started = time.monotonic()
         saved = self._backend.save()
+        if self._critic is not None:
+            saved = replace(saved, optimizer=saved.optimizer | self._critic.save())
         seconds, size = time.monotonic() - started, _bytes_of(saved) / 1e9
         log.info("this rank's %.3f GB of the checkpoint of step %d were copied in %.2f s", size, self._step, seconds)
         versions = {name: version(name) for name in ("rljob-trainer", "torch", "transformers")}

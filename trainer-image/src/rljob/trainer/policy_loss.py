@@ -1,4 +1,5 @@
-"""Loss of the policy: the objective of each token, its KL term, weight and entropy bonus, summed over a minibatch.
+"""Loss of the policy: the objective of each token, its KL term, weight and entropy bonus, summed over a minibatch, and
+the likelihood of samples with a positive reward.
 
 Shapes: B rows of a microbatch, K positions of a row that may hold the model's tokens.
 """
@@ -37,6 +38,7 @@ class PolicyLoss:
         first: whether the weights are those before the batch, so that the forward pass gives the old log-probabilities.
         algorithm: resolved.
         statistics: of the step.
+        positive_tokens: number of the model's tokens in samples of the minibatch with a positive reward, of all ranks.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class PolicyLoss:
         first: bool,
         algorithm: Algorithm,
         statistics: TokenStatistics,
+        positive_tokens: int = 0,
     ) -> None:
+        self._positive_tokens = positive_tokens
         self._minibatch, self._old, self._frozen, self._first = minibatch, old, frozen, first
         self._algorithm, self._statistics = algorithm, statistics
         self._objective: ObjectiveFunction = load_function(algorithm, "objective")
@@ -103,6 +107,10 @@ class PolicyLoss:
             assert entropy_BK is not None, "the backend computes it"
             values_BK = values_BK + self._algorithm.entropy_coefficient * entropy_BK
         share = -masked_sum(values_BK, tokens.mask_BK, inputs.weights_B)
+        if self._algorithm.positive_coefficient and self._positive_tokens:
+            positive_B = (inputs.rewards_B > 0).to(logprobs_BK.dtype)
+            weight = self._algorithm.positive_coefficient / self._positive_tokens
+            share = share - masked_sum(logprobs_BK, tokens.mask_BK, weight * positive_B)
         self._statistics.add(share.detach(), objective, old_BK, weights_BK, entropy_BK, inputs)
         for role, frozen_BK in frozen.items():
             self._statistics.add_kl(role, logprobs_BK.detach() - frozen_BK, tokens.mask_BK)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pydantic.alias_generators import to_camel
 
-from rljob.api.algorithm_presets import POLICY, frozen_models
+from rljob.api.algorithm_presets import POLICY, frozen_models, uses_critic
 from rljob.api.extensions import BACKENDS, load
 from rljob.api.models import RLJobSpec
 from rljob.api.resolve import made_later
@@ -24,7 +24,7 @@ def check(environment: ComponentEnvironment) -> Iterator[str]:
     nor is the model of a user's backend, because only the backend knows which models it can load."""
     spec = environment.job.spec
     yield from reference_problems(spec)
-    loaded = {POLICY, *frozen_models(spec.algorithm).values()}
+    loaded = {POLICY, *frozen_models(spec.algorithm).values(), spec.algorithm.critic_model}
     for i, model in enumerate(spec.models if spec.trainer.backend in BACKENDS else ()):
         if model.name not in loaded:  # of a frozen pool: its engines check it
             continue
@@ -59,8 +59,10 @@ def reference_problems(spec: RLJobSpec) -> Iterator[str]:
             continue
         if not callable(found):
             yield f"{field}: {value} is not callable; name a function or a class"
-        elif missing := needs_of(found).unsupported():
-            yield f"{field}: {value} needs {', '.join(missing)}, which no backend computes yet"
+        elif needs_of(found).values and field != "spec.algorithm.advantage":
+            yield f"{field}: {value} needs values of a critic, which only an advantage gets; remove the need"
+        elif needs_of(found).values and not uses_critic(spec.algorithm):
+            yield f"{field}: {value} needs a critic; name the model that it starts from in spec.algorithm.criticModel"
         else:
             yield from (
                 f"{field}: {value} needs the {role} model; name it in spec.algorithm.{role}Model"

@@ -15,7 +15,7 @@ from torch import Tensor
 from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import needs_old_first
 from rljob.trainer.algorithms.needs import load_function, needs, needs_of
-from rljob.trainer.backends.base import Backend, FrozenModel
+from rljob.trainer.backends.base import Backend, Critic, FrozenModel
 from rljob.trainer.batch import Batch
 
 
@@ -29,6 +29,8 @@ class Scores:
     minibatch that does not need them, or for which the first forward pass of its update computes them."""
     frozen: Mapping[str, Sequence[list[Tensor]]]
     """Log-probabilities (B, K) under each model that is not trained, by its role: ``reference``, ``teacher``."""
+    values: Sequence[list[Tensor]] | None = None
+    """Values (B, K) of the critic before the batch, of each microbatch of each minibatch; None without a critic."""
 
     def old_by_row(self) -> dict[int, NDArray[np.float32]]:
         """Return the log-probabilities (L,) before the batch by index in the batch; 0 except at the model's tokens.
@@ -61,11 +63,21 @@ class Scores:
             raise ValueError("there is no teacher; set spec.algorithm.teacherModel")
         return self._by_row(self.frozen["teacher"])
 
+    def values_by_row(self) -> dict[int, NDArray[np.float32]]:
+        """Return the critic's value (L,) of the state before each of the model's tokens, as :meth:`old_by_row`.
+
+        Raises:
+            ValueError: there is no critic.
+        """
+        if self.values is None:
+            raise ValueError("there is no critic; declare @requires(values=True) and set spec.algorithm.criticModel")
+        return self._by_row(self.values)
+
     def _by_row(self, scores: Sequence[list[Tensor]]) -> dict[int, NDArray[np.float32]]:
         result = {}
         for minibatch, outputs in zip(self.batch.minibatches, scores, strict=True):
-            for inputs, logprobs_BK in zip(minibatch, outputs, strict=True):
-                values_BK = logprobs_BK.float().cpu().numpy()
+            for inputs, scores_BK in zip(minibatch, outputs, strict=True):
+                values_BK = scores_BK.float().cpu().numpy()
                 for b, i in enumerate(inputs.indices):
                     mask_L, first = self.batch.rows[i].mask_L, inputs.tokens.first
                     values_L = np.zeros(len(mask_L), np.float32)
@@ -74,7 +86,13 @@ class Scores:
         return result
 
 
-def score(batch: Batch, backend: Backend, algorithm: Algorithm, frozen: Mapping[str, FrozenModel]) -> Scores:
+def score(
+    batch: Batch,
+    backend: Backend,
+    algorithm: Algorithm,
+    frozen: Mapping[str, FrozenModel],
+    critic: Critic | None = None,
+) -> Scores:
     """Return the scores that the algorithm needs, from forward passes of the microbatches.
 
     An advantage that needs the old log-probabilities needs all of them, as do a KL term in the reward and a teacher. A
@@ -86,12 +104,8 @@ def score(batch: Batch, backend: Backend, algorithm: Algorithm, frozen: Mapping[
         backend: the policy.
         algorithm: resolved.
         frozen: models that are not trained, by role.
-
-    Raises:
-        ValueError: no backend computes a need.
+        critic: if the algorithm has one.
     """
-    if missing := needs(algorithm).unsupported():
-        raise ValueError(f"no backend computes what the algorithm needs: {', '.join(missing)}")
     everywhere = needs_of(load_function(algorithm, "advantage")).old or needs_old_first(algorithm)
     later = needs(algorithm).old
     old: list[list[Tensor] | None] = []
@@ -105,4 +119,7 @@ def score(batch: Batch, backend: Backend, algorithm: Algorithm, frozen: Mapping[
     for model in dict.fromkeys(frozen.values()):
         passes = [model.run([inputs.tokens for inputs in minibatch]) for minibatch in batch.minibatches]
         of_models[model] = [[output.logprobs_BK for output in outputs] for outputs in passes]
-    return Scores(batch, old, {role: of_models[model] for role, model in frozen.items()})
+    values = None
+    if critic is not None:
+        values = [critic.run([inputs.tokens for inputs in minibatch], None) for minibatch in batch.minibatches]
+    return Scores(batch, old, {role: of_models[model] for role, model in frozen.items()}, values)

@@ -24,9 +24,10 @@ from rljob.protocol.messages import BatchSample, Train
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
 from rljob.trainer.algorithms.needs import failure, load_function, needs
 from rljob.trainer.algorithms.stabilizers import shape_rewards, shape_tokens, stabilize
-from rljob.trainer.backends.base import Backend, FrozenModel, Loss, Output
-from rljob.trainer.batch import Batch, Microbatch, Row, at_targets, lay_out
+from rljob.trainer.backends.base import Backend, Critic, FrozenModel, Loss, OptimizerUpdate, Output
+from rljob.trainer.batch import Batch, Microbatch, MicrobatchInputs, Row, at_targets, lay_out
 from rljob.trainer.batch_plan import BatchPlan, plan_batch
+from rljob.trainer.critic_step import train_critic
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.kl_terms import penalize, teacher_terms
 from rljob.trainer.metrics import TokenStatistics, advantage_metrics, memory_peak
@@ -74,6 +75,7 @@ def apply_batch(
     world: World,
     checks: StepChecks,
     frozen: Mapping[str, FrozenModel] | None = None,
+    critic: Critic | None = None,
 ) -> StepResult:
     """Apply a batch to the weights. All ranks call this together and get the same result except for timings.
 
@@ -85,6 +87,7 @@ def apply_batch(
         world: the ranks.
         checks: of this process.
         frozen: models that are not trained, by role.
+        critic: if the algorithm has one.
 
     Raises:
         UnrecoverableError: the gradient was not finite several times in a row, a function of the algorithm fails on
@@ -94,31 +97,37 @@ def apply_batch(
     train = shape_rewards(plan.train, algorithm)
     batch = lay_out(replace(plan, train=train), rows, algorithm, world)
     models = frozen or {}
-    scores = score(batch, backend, algorithm, models)
+    scores = score(batch, backend, algorithm, models, critic)
     rewards, samples = shape(batch, plan.train), train.samples
     if penalizes_rewards(algorithm):
         rewards, samples = penalize(batch, rewards, scores, algorithm, world)
     advantages_N = set_advantages(batch, rewards, samples, scores, algorithm, world)
     run, statistics = _runner(backend, algorithm), TokenStatistics(world.device)
     metrics: dict[str, float] = {}
-    norms: list[float] = []
+    if critic is not None:
+        metrics |= train_critic(critic, batch, rewards, scores, algorithm, world, checks)
+    warms_up = critic is not None and train.step < (algorithm.critic_warmup_steps or 0)
+    updates: list[OptimizerUpdate] = []
     for number, minibatch in enumerate(batch.minibatches):
         of_models = {role: passes[number] for role, passes in scores.frozen.items()}
-        loss = PolicyLoss(minibatch, scores.old[number], of_models, number == 0, algorithm, statistics)
-        run([inputs.tokens for inputs in minibatch], loss)
+        samples_of = (train.samples[i] for i in plan.minibatches[number])
+        positive = sum(sample.response_tokens for sample in samples_of if sample.reward > 0)
+        loss = PolicyLoss(minibatch, scores.old[number], of_models, number == 0, algorithm, statistics, positive)
+        if warms_up:
+            _observe(run, minibatch, loss)
+        else:
+            run([inputs.tokens for inputs in minibatch], loss)
         world.raise_first_error(loss.error)
         if number == 0 and batch.has_current:
             first = train.check_initial_logprobs and backend.updates == 0
             mismatch = statistics.current_mismatch(world)
             metrics |= {"first_step_logprob_error": mismatch.largest} if first else {}
             checks.compare(mismatch, train.step, first)
-        update = backend.update(train.step)
-        checks.count_update(update, train.step, number)
-        norms += [] if update.skipped else [update.norm]
-        metrics["learning_rate"] = update.learning_rate
+        if not warms_up:
+            updates.append(backend.update(train.step))
+            checks.count_update(updates[-1], train.step, number)
     metrics |= statistics.metrics(world, len(batch.minibatches)) | advantage_metrics(advantages_N)
-    metrics["updates_skipped"] = float(len(batch.minibatches) - len(norms))
-    metrics |= {"grad_norm": sum(norms) / len(norms) if norms else math.nan, "lockstep": plan.lockstep}
+    metrics |= _update_metrics(updates) | {"lockstep": plan.lockstep}
     metrics |= {"samples": float(len(train.samples)), "samples_trained": float(plan.trained)}
     metrics |= {"memory_peak_bytes": memory_peak(world)} | backend.metrics()
     for model in dict.fromkeys(models.values()):
@@ -127,7 +136,24 @@ def apply_batch(
     return StepResult(metrics, advantages_N.numpy())
 
 
-def _runner(backend: Backend, algorithm: Algorithm) -> Callable[[Sequence[Microbatch], Loss], list[Output]]:
+def _observe(run: Callable[..., list[Output]], minibatch: Sequence[MicrobatchInputs], loss: PolicyLoss) -> None:
+    """Count the tokens of a minibatch in the statistics of ``loss``, without a gradient of the weights."""
+    for i, output in enumerate(run([inputs.tokens for inputs in minibatch], None)):
+        loss(i, replace(output, logprobs_BK=output.logprobs_BK.clone().requires_grad_()))
+
+
+def _update_metrics(updates: Sequence[OptimizerUpdate]) -> dict[str, float]:
+    """Return the metrics of the policy's updates; all 0 if there was none, while only the critic is trained."""
+    norms = [update.norm for update in updates if not update.skipped]
+    mean = sum(norms) / len(norms) if norms else math.nan
+    return {
+        "learning_rate": updates[-1].learning_rate if updates else 0.0,
+        "updates_skipped": float(len(updates) - len(norms)),
+        "grad_norm": mean if updates else 0.0,
+    }
+
+
+def _runner(backend: Backend, algorithm: Algorithm) -> Callable[[Sequence[Microbatch], Loss | None], list[Output]]:
     """Return the backend's ``run``, which computes entropies if the algorithm needs them.
 
     Raises:

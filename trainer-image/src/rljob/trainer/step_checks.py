@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rljob.api.models import LogprobTolerance, RLJobSpec
 from rljob.trainer.backends.base import OptimizerUpdate
@@ -28,7 +28,8 @@ class StepChecks:
     largest: float = math.inf
     """Bound of |l_old − l_mu| of a token of the first step; infinite in bfloat16, where improbable tokens of a large
     batch differ by any amount."""
-    skipped_in_a_row: int = 0
+    skipped_in_a_row: dict[str, int] = field(default_factory=dict)
+    """By field of the optimizer below spec.trainer."""
 
     @classmethod
     def of(cls, spec: RLJobSpec) -> StepChecks:
@@ -36,21 +37,22 @@ class StepChecks:
         tolerance = spec.logprob_tolerance
         return cls(tolerance, math.inf if spec.uses_bfloat16 else tolerance.largest)
 
-    def count_update(self, update: OptimizerUpdate, step: int, minibatch: int) -> None:
-        """Count an update.
+    def count_update(self, update: OptimizerUpdate, step: int, minibatch: int, optimizer: str = "optimizer") -> None:
+        """Count an update by ``spec.trainer.optimizer``, or by ``criticOptimizer``.
 
         Raises:
             UnrecoverableError: the last MAX_SKIPPED_IN_A_ROW updates were skipped.
         """
         if not update.skipped:
-            self.skipped_in_a_row = 0
+            self.skipped_in_a_row[optimizer] = 0
             return
-        self.skipped_in_a_row += 1
-        log.warning("step %d: update %d was skipped: the gradient norm is %g", step, minibatch, update.norm)
-        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+        skipped = self.skipped_in_a_row[optimizer] = self.skipped_in_a_row.get(optimizer, 0) + 1
+        whose = " of the critic" if optimizer == "criticOptimizer" else ""
+        log.warning("step %d: update %d%s was skipped: the gradient norm is %g", step, minibatch, whose, update.norm)
+        if skipped >= MAX_SKIPPED_IN_A_ROW:
             raise UnrecoverableError(
-                f"the gradient norm was not finite in {self.skipped_in_a_row} updates in a row, now {update.norm:g}; "
-                "lower spec.trainer.optimizer.learningRate or check the rewards"
+                f"the gradient norm{whose} was not finite in {skipped} updates in a row, now {update.norm:g}; lower "
+                f"spec.trainer.{optimizer}.learningRate or check the rewards"
             )
 
     def compare(self, mismatch: Mismatch, version: int, first: bool) -> None:

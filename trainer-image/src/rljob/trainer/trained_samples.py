@@ -23,15 +23,16 @@ from rljob.trainer.process_group import World
 def trained_samples(train: Train, algorithm: Algorithm, world: World) -> NDArray[np.bool_]:
     """Return whether each sample of the batch is trained (N,), the same on all ranks; all ranks take part.
 
-    All samples are trained if the advantage depends on more than scalars of the batch, if it is whitened, if a function
-    of the algorithm needs all samples, and in a batch whose log-probabilities must equal the engine's.
+    All samples are trained if the advantage depends on more than scalars of the batch, if it is whitened, if a field or
+    a function of the algorithm needs all samples, and in a batch whose log-probabilities must equal the engine's.
 
     Raises:
         UnrecoverableError: the advantage fails.
     """
     estimator = load_function(algorithm, "advantage")
     skip = isinstance(estimator, ScalarEstimator) and is_zero_without_advantage(load_function(algorithm, "objective"))
-    if not skip or algorithm.whiten_advantages or needs(algorithm).all_samples or train.check_initial_logprobs:
+    everywhere = algorithm.whiten_advantages or algorithm.positive_coefficient or needs(algorithm).all_samples
+    if not skip or everywhere or train.check_initial_logprobs:
         return np.ones(len(train.samples), np.bool_)
     trained_N, problem = b"", None
     if world.rank == 0:  # a user's function need not return the same bits on every machine

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic.alias_generators import to_camel
 
 from rljob.api.algorithm import Algorithm
-from rljob.api.algorithm_presets import frozen_models, needs_old
+from rljob.api.algorithm_presets import frozen_models, needs_old, uses_critic
 from rljob.api.extensions import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, OBJECTIVES, Registry, load
 from rljob.trainer.errors import UnrecoverableError
 
@@ -41,7 +41,7 @@ class Needs:
     teacher: bool = False
     """Log-probabilities under ``teacherModel``, in an advantage: ``inputs.scores.teacher_by_row()``."""
     values: bool = False
-    """Values of a critic."""
+    """Values of a critic before the batch, in an advantage: ``inputs.scores.values_by_row()``."""
     entropy: bool = False
     """Entropy of the policy at each token, in an objective that reads ``entropy_BK``."""
 
@@ -53,10 +53,6 @@ class Needs:
     def all_samples(self) -> bool:
         """Whether samples without an advantage change the gradient too: through a KL term, a bonus or a critic."""
         return self.reference or self.teacher or self.values or self.entropy
-
-    def unsupported(self) -> list[str]:
-        """Return the names of needs that no backend computes yet."""
-        return ["values"] if self.values else []
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -119,7 +115,8 @@ def needs(algorithm: Algorithm) -> Needs:
         ValueError: one of them cannot be imported.
     """
     roles = dict.fromkeys(frozen_models(algorithm), True)
-    union = Needs(old=needs_old(algorithm), entropy=bool(algorithm.entropy_coefficient), **roles)
+    entropy = bool(algorithm.entropy_coefficient)
+    union = Needs(old=needs_old(algorithm), entropy=entropy, values=uses_critic(algorithm), **roles)
     for field in FUNCTIONS:
         if getattr(algorithm, field) is not None:
             union |= needs_of(load_function(algorithm, field))

@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from rljob.api.roles import Trainer
+from rljob.api.roles import Optimizer, Trainer
 from rljob.trainer.batch import Microbatch
 from rljob.trainer.process_group import World
 
@@ -31,10 +31,19 @@ class Output:
     logprobs_BK: Tensor  # at each row's temperature, at least float32
     entropy_BK: Tensor | None = None  # of the distribution at the row's temperature, in nats; on request
 
+    def detach(self) -> Output:
+        """Return the log-probabilities without gradient."""
+        return Output(self.logprobs_BK.detach())
+
 
 Loss: TypeAlias = Callable[[int, Output], Tensor]
 """(index of the microbatch, its output with gradient) → this microbatch's share of the loss: a scalar. The loss of an
 update is the sum of all shares of all replicas."""
+
+
+ValueLoss: TypeAlias = Callable[[int, Tensor], Tensor]
+"""(index of the microbatch, its values (B, K) with gradient) → this microbatch's share of the critic's loss: a scalar.
+The loss of an update is the sum of all shares of all replicas."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,7 @@ class SavedState:
     optimizer: they are written while training continues."""
 
     weights: dict[str, Tensor]  # float32, by Hugging Face name, adapters merged
-    optimizer: dict[str, Tensor]  # float32, ``STATE.NAME``; only the backend reads them
+    optimizer: dict[str, Tensor]  # ``STATE.NAME``, also of the critic; only the backend reads them
 
 
 class Backend(Protocol):
@@ -165,6 +174,54 @@ class PacksRows(Protocol):
 
     packs: bool
     """Whether it does. Then microbatches are filled by the tokens of their rows, not by padded positions."""
+
+
+class Critic(Protocol):
+    """A model with one output, the value of the state before each token, and its optimizer, with the parallelism of the
+    backend that made it. All ranks call each method together."""
+
+    def run(self, microbatches: Sequence[Microbatch], loss: ValueLoss | None) -> list[Tensor]:
+        """Return the value before each target of each microbatch, (B, K) in at least float32, without gradient.
+
+        Args:
+            microbatches: of this replica, for one update.
+            loss: its gradients are added to the gradients since the last update. None: forward passes only.
+        """
+        ...
+
+    def update(self, step: int) -> OptimizerUpdate:
+        """Apply the gradients to the weights and clear them; see :meth:`Backend.update`."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics since the last call: ``seconds_critic``."""
+        ...
+
+    def save(self) -> dict[str, Tensor]:
+        """Return this rank's part of weights, moments and number of updates for a checkpoint, by names that begin with
+        ``critic.``; see :meth:`Backend.save`. They are written beside the optimizer of the policy."""
+        ...
+
+    def load(self, checkpoint: Path) -> None:
+        """Load what :meth:`save` returned from the checkpoint to resume from.
+
+        Raises:
+            ModelError: the checkpoint cannot be read.
+        """
+        ...
+
+
+@runtime_checkable
+class TrainsCritic(Protocol):
+    """A backend that also trains a critic. A job that needs one is refused with any other backend."""
+
+    def load_critic(self, source: Path, optimizer: Optimizer) -> Critic:
+        """Return a critic that starts from a Hugging Face directory, with a new output layer whose values are 0.
+
+        Raises:
+            ModelError: the directory has no causal language model that can be trained.
+        """
+        ...
 
 
 BackendFactory: TypeAlias = Callable[[Path, Trainer, World], Backend]

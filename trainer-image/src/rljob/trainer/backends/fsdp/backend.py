@@ -7,8 +7,10 @@ of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,8 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
-from rljob.api.roles import Trainer
+from rljob.api.roles import Optimizer, Trainer
 from rljob.trainer.backends.base import Loss, OptimizerUpdate, Output, SavedState
+from rljob.trainer.backends.fsdp.critic import FsdpCritic, fill_head, give_head, reset_head
 from rljob.trainer.backends.fsdp.frozen_model import FrozenFsdpModel
 from rljob.trainer.backends.fsdp.gather_weights import assign_tensors, own_tensors, whole_tensors
 from rljob.trainer.backends.fsdp.lora import Adapters
@@ -29,6 +32,7 @@ from rljob.trainer.backends.fsdp.read_weights import meta_model, read_weights
 from rljob.trainer.backends.fsdp.sharded_adamw import MOMENTS, ShardedAdamW, read_shard
 from rljob.trainer.backends.fsdp.sharding import free_whole_parameters, make_mesh, shard
 from rljob.trainer.batch import Microbatch
+from rljob.trainer.checkpoint import read_state
 from rljob.trainer.metrics import Stopwatch
 from rljob.trainer.process_group import World
 
@@ -39,6 +43,13 @@ parameters once per update. With larger models they exchange them in each microb
 computation, and keep shards only."""
 
 
+class _Detachable(Protocol):
+    def detach(self) -> Self: ...
+
+
+Result = TypeVar("Result", bound=_Detachable)
+
+
 class FsdpBackend:
     """See :class:`rljob.trainer.backends.base.Backend`.
 
@@ -46,12 +57,13 @@ class FsdpBackend:
         source: Hugging Face directory of the weights to start from.
         settings: the job's trainer.
         world: the ranks.
+        values: whether the model gets a new output layer of one value, for a critic.
 
     Raises:
         ModelError: the directory has no causal language model that can be trained.
     """
 
-    def __init__(self, source: Path, settings: Trainer, world: World) -> None:
+    def __init__(self, source: Path, settings: Trainer, world: World, values: bool = False) -> None:
         self.world, self._settings = world, settings
         mesh = self._mesh = make_mesh(world, settings.parallelism.replicate)
         self._ranks_of_copy = mesh.size(mesh.ndim - 1)
@@ -59,6 +71,7 @@ class FsdpBackend:
         self.dtype: torch.dtype = getattr(torch, str(settings.dtype))
         self.model, conversions = meta_model(source)
         self.vocabulary: int = self.model.config.get_text_config().vocab_size
+        head = give_head(self.model) if values else frozenset()
         size = 4 * sum(parameter.numel() for parameter in self.model.parameters())
         self._one_exchange = self._ranks_of_copy == 1 or size <= ONE_EXCHANGE_BYTES
         self._adapters = Adapters(self.model, settings.lora, self.dtype, source) if settings.lora else None
@@ -68,35 +81,51 @@ class FsdpBackend:
         self._root: FSDPModule | None = None
         if mesh.size() > 1 or self.dtype != torch.float32:
             self._root = shard(self.model, mesh, self.dtype, not self._one_exchange)
-        read_weights(self.model, conversions, source, world, self._adapters.names if self._adapters else frozenset())
+        added = self._adapters.names if self._adapters else head
+        read_weights(self.model, conversions, source, world, added)
         self._own = dict(self.model.named_parameters())
         self._parameters = {name: _as_dtensor(parameter, mesh) for name, parameter in self._own.items()}
         if self._adapters:
             self._adapters.initialize(self._parameters)
-        inputs = choose_layout(self.model, settings, world, self.dtype, source)
+        fill_head(self._parameters, head)
+        inputs = choose_layout(self.model, settings, world, self.dtype, source, values)
         self.packs = inputs is packed
         self._logprobs = TargetLogprobs(self.model, inputs)
+        reset_head(self._parameters, head)
         self._trained = {name: p for name, p in self._parameters.items() if self._own[name].requires_grad}
         self._optimizer = ShardedAdamW(self._trained, settings.optimizer, world, settings.parallelism.replicate)
         self._watch = Stopwatch(world.device)
 
     def run(self, microbatches: Sequence[Microbatch], loss: Loss | None, entropy: bool = False) -> list[Output]:
         """Run the microbatches through the model, one after the other; see :class:`Backend`."""
+        return self.passes(microbatches, partial(self._logprobs, entropy=entropy), loss)
+
+    def passes(
+        self,
+        microbatches: Sequence[Microbatch],
+        compute: Callable[[Microbatch], Result],
+        loss: Callable[[int, Result], Tensor] | None,
+    ) -> list[Result]:
+        """Return what ``compute`` returns for each microbatch, without gradient; see :meth:`Backend.run`."""
         if loss is None:
             with torch.no_grad(), self._watch.time("seconds_forward"):
-                outputs = [self._logprobs(microbatch, entropy) for microbatch in microbatches]
+                outputs = [compute(microbatch) for microbatch in microbatches]
             free_whole_parameters(self.model)
             return outputs
         outputs = []
         for i, microbatch in enumerate(microbatches):
             self._exchange(i == len(microbatches) - 1)
             with self._watch.time("seconds_forward"):
-                output = self._logprobs(microbatch, entropy)
+                output = compute(microbatch)
                 share = loss(i, output)
             with self._watch.time("seconds_backward"):
                 (share * self.world.dp_size).backward()  # FSDP averages gradients over ranks; the loss is a sum
-            outputs.append(Output(output.logprobs_BK.detach()))
+            outputs.append(output.detach())
         return outputs
+
+    def values(self, microbatch: Microbatch) -> Tensor:
+        """Return what the output layer of a critic gives for the targets, (B, K)."""
+        return self._logprobs.values(microbatch)
 
     def _exchange(self, last: bool) -> None:
         """Set what the next backward pass exchanges. Before the last one of an update, copies of the model exchange
@@ -128,8 +157,16 @@ class FsdpBackend:
 
     def load_frozen(self, source: Path) -> FrozenFsdpModel:
         """Return a model that is not trained, sharded like this one; see :class:`LoadsFrozenModels`."""
-        packing = "varlen" if self.packs else "none"
-        return FrozenFsdpModel(source, self._settings.model_copy(update={"packing": packing}), self._mesh, self.world)
+        return FrozenFsdpModel(source, self._settings_of_others(), self._mesh, self.world)
+
+    def load_critic(self, source: Path, optimizer: Optimizer) -> FsdpCritic:
+        """Return a critic, sharded like this model; see :class:`TrainsCritic`. All its parameters are trained."""
+        settings = self._settings_of_others().model_copy(update={"optimizer": optimizer, "lora": None})
+        return FsdpCritic(FsdpBackend(source, settings, self.world, values=True))
+
+    def _settings_of_others(self) -> Trainer:
+        """Return the settings of models beside this one, which get their inputs in its layout."""
+        return self._settings.model_copy(update={"packing": "varlen" if self.packs else "none"})
 
     @property
     def updates(self) -> int:
@@ -176,10 +213,21 @@ class FsdpBackend:
 
     def load(self, checkpoint: Path) -> None:
         """Load the moments, the adapters and the number of updates of a checkpoint."""
-        self._optimizer.load(checkpoint)
-        if self._adapters:
+        self.restore(checkpoint, read_state(checkpoint).updates, "", f"{ADAPTER}." if self._adapters else None)
+
+    def restore(self, checkpoint: Path, updates: int, moments: str, weights: str | None) -> None:
+        """Load the state of the trained parameters from the optimizer's file of a checkpoint.
+
+        Args:
+            checkpoint: to resume from.
+            updates: number of updates.
+            moments: begin of the names of the moments.
+            weights: that of the names of the parameters; None: they are loaded already.
+        """
+        self._optimizer.load(checkpoint, updates, moments)
+        if weights is not None:
             for name, parameter in self._trained.items():
-                self._optimizer.assign(name, read_shard(checkpoint, f"{ADAPTER}.{name}", parameter))
+                self._optimizer.assign(name, read_shard(checkpoint, f"{weights}{name}", parameter))
 
 
 def _as_dtensor(parameter: Tensor, mesh: DeviceMesh) -> DTensor:

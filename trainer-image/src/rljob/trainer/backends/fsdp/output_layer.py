@@ -49,6 +49,12 @@ class TargetLogprobs:
             results = token_logprobs(logits, inputs.targets, inputs.temperature, entropy=entropy)
         return Output(*inputs.placed(results).unbind(-1))
 
+    def values(self, microbatch: Microbatch) -> Tensor:
+        """Return what an output layer of one value gives for the targets, (B, K), with zeros where a row has padding
+        if rows are packed."""
+        inputs = self._inputs(microbatch)
+        return inputs.placed(self._run(inputs).view(*inputs.targets.shape, -1)).squeeze(-1)
+
     def _run(self, inputs: ModelInputs) -> Tensor:
         logits: Tensor = self._model(**inputs.arguments, use_cache=False).logits
         return logits

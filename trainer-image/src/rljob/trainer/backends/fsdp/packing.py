@@ -37,11 +37,11 @@ LAYERS = {"full_attention", "sliding_attention"}
 LENGTHS = (5, 2, 9, 3)
 """Rows of the check."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
-"""Largest mean difference of log-probabilities."""
+"""Largest mean difference of log-probabilities, or of values."""
 
 
 def choose_layout(
-    model: PreTrainedModel, settings: Trainer, world: World, dtype: torch.dtype, source: Path
+    model: PreTrainedModel, settings: Trainer, world: World, dtype: torch.dtype, source: Path, values: bool = False
 ) -> Callable[[Microbatch], ModelInputs]:
     """Return the layout of the model's inputs, and set the model's attention to it. All ranks take part.
 
@@ -51,13 +51,14 @@ def choose_layout(
         world: the ranks.
         dtype: of forward passes.
         source: directory of the model, for messages.
+        values: whether the output layer gives a value instead of logits.
 
     Raises:
         ModelError: the job asks for packed rows, and the attention of the model cannot compute them.
     """
     if settings.packing == "none" or (settings.packing == "auto" and not _has_kernel(model, world.device, dtype)):
         return padded
-    problem = next(filter(None, world.gather(_problem(model, world.device, dtype))), "")
+    problem = next(filter(None, world.gather(_problem(model, world.device, dtype, values))), "")
     if not problem:
         model.config._attn_implementation = PACKED
         return packed
@@ -74,7 +75,7 @@ def _has_kernel(model: PreTrainedModel, device: torch.device, dtype: torch.dtype
     return has_kernel(device, dtype, size)
 
 
-def _problem(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> str:
+def _problem(model: PreTrainedModel, device: torch.device, dtype: torch.dtype, values: bool) -> str:
     """Return why the model cannot compute packed rows; empty if it can."""
     config = model.config.get_text_config()
     if others := set(getattr(config, "layer_types", None) or ()) - LAYERS:
@@ -83,12 +84,17 @@ def _problem(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -
         return "transformers cannot replace its attention"
     microbatch = _rows(config.vocab_size, device)
     attention = _CheckedAttention()
+
+    def outputs(layout: Callable[[Microbatch], ModelInputs]) -> Tensor:
+        run = TargetLogprobs(model, layout)
+        return run.values(microbatch) if values else run(microbatch).logprobs_BK
+
     ALL_ATTENTION_FUNCTIONS.register(CHECKED, attention)
     with torch.no_grad():
-        expected_BK = TargetLogprobs(model, padded)(microbatch).logprobs_BK
+        expected_BK = outputs(padded)
         model.config._attn_implementation = CHECKED
         try:
-            found_BK = TargetLogprobs(model, packed)(microbatch).logprobs_BK
+            found_BK = outputs(packed)
         finally:
             model.config._attn_implementation = PADDED
     free_whole_parameters(model)
@@ -98,9 +104,8 @@ def _problem(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -
         return f"{config.num_hidden_layers - attention.calls} of its layers have another kind of attention"
     difference = float((found_BK - expected_BK).where(microbatch.mask_BK, 0.0).abs().sum() / microbatch.mask_BK.sum())
     tolerance = TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16])
-    return (
-        "" if difference <= tolerance else f"its log-probabilities differ from those of padded rows by {difference:.2g}"
-    )
+    kind = "values" if values else "log-probabilities"
+    return "" if difference <= tolerance else f"its {kind} differ from those of padded rows by {difference:.2g}"
 
 
 def _rows(vocabulary: int, device: torch.device) -> Microbatch:

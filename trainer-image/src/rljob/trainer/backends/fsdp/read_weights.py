@@ -96,7 +96,7 @@ def read_weights(
         conversions: of the model.
         source: Hugging Face directory.
         world: the ranks.
-        added: names of parameters that are not the model's own; they are allocated only.
+        added: names of parameters that are not the model's own; they are allocated only, and not read.
 
     Raises:
         ModelError: the weights do not fit the model or cannot be read; raised on all ranks.
@@ -161,6 +161,7 @@ class _Reader:
         self._model, self._source = model, source
         state = model.state_dict(keep_vars=True)
         self._state: dict[str, Tensor] = {name: tensor for name, tensor in state.items() if name not in added}
+        self._added = added
         self._read: dict[int, str] = {}  # id of a parameter or buffer → its name
 
     def read(self, stored: Mapping[str, StoredTensor], conversions: Conversions) -> None:
@@ -203,6 +204,8 @@ class _Reader:
             name, pattern = rename_source_key(key, renamings, converters, prefix, self._state)
             if name not in self._state and key in self._state:
                 name, pattern = rename_source_key(key, [], [], prefix, self._state)
+            if name in self._added:
+                continue
             if name not in self._state or (pattern is None and name in targets):
                 unexpected.append(name)
                 continue

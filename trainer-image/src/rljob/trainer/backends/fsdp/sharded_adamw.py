@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rljob.api.roles import Optimizer
 from rljob.trainer.backends.base import OptimizerUpdate
-from rljob.trainer.checkpoint import read_optimizer_tensor, read_state
+from rljob.trainer.checkpoint import read_optimizer_tensor
 from rljob.trainer.learning_rate import learning_rate
 from rljob.trainer.process_group import World
 
@@ -104,11 +104,17 @@ class ShardedAdamW:
             state = self.state.get(local)
             yield name, _like(parameter, torch.zeros_like(local) if state is None else state[moment])
 
-    def load(self, checkpoint: Path) -> None:
-        """Load the moments and the number of updates of a checkpoint."""
-        self.updates = read_state(checkpoint).updates
+    def load(self, checkpoint: Path, updates: int, prefix: str = "") -> None:
+        """Load the moments of a checkpoint.
+
+        Args:
+            checkpoint: to resume from.
+            updates: number of updates.
+            prefix: begin of the names of the moments.
+        """
+        self.updates = updates
         for name, parameter in self._parameters.items():
-            moments = {m: self._placed(read_shard(checkpoint, f"{m}.{name}", parameter)) for m in MOMENTS}
+            moments = {m: self._placed(read_shard(checkpoint, f"{prefix}{m}.{name}", parameter)) for m in MOMENTS}
             count = torch.tensor(float(self.updates), dtype=torch.float32)
             self.state[self.local[name]] = {"step": count, **moments}
 
