@@ -11,18 +11,21 @@ from typing import Any
 
 from rljob.api.models import RLJob
 from rljob.manifests import render
-from rljob.manifests.inputs import RenderTarget
+from rljob.manifests.accelerator_profiles import AcceleratorProfile
+from rljob.manifests.inputs import Cluster, RenderTarget
 
 WORLD = Path(__file__).parents[2] / "operator" / "tests" / "world.py"
 
 
 HASHES = ("rljob.dev/role-hash", "rljob.dev/rendered-hash")
 """Annotations that follow from the whole spec; a field that changes only these has no effect."""
+CLUSTER = Cluster(accelerator_profiles={"h100": AcceleratorProfile(node_selector={"accelerator": "h100"})})
 
 
 def rendered(job: RLJob) -> list[Any]:
     """Return the objects of a job, without hashes."""
-    return [_without_hashes(body) for role in render(job, RenderTarget(uid="uid")) for body in role.objects]
+    target = RenderTarget(uid="uid", cluster=CLUSTER)
+    return [_without_hashes(body) for role in render(job, target) for body in role.objects]
 
 
 def _without_hashes(value: Any) -> Any:
