@@ -132,7 +132,14 @@ def read_back(cluster, jobs, manifest):
 
 
 GRPO_ONLY = ("dr_grpo", "one sample per prompt with GRPO")
-PRESET_CASES = [(preset, case) for preset in ("grpo", "dr_grpo") for case in GOOD if (preset, case.name) != GRPO_ONLY]
+PPO_ONLY = [case for case in GOOD if case.name.startswith("PPO with")]
+PRESET_CASES = [
+    (preset, case)
+    for preset in ("grpo", "dr_grpo")
+    for case in GOOD
+    if (preset, case.name) != GRPO_ONLY and case not in PPO_ONLY
+]
+PRESET_CASES += [("ppo", case) for case in PPO_ONLY]
 PRESET_CASES += [(preset, GOOD[0]) for preset in PRESETS if preset not in ("grpo", "dr_grpo")]
 
 
