@@ -96,6 +96,7 @@ async def operator_metrics() -> AsyncIterator[str]:
         lambda: [("Ready", "True"), ("Failed", "True"), ("Stalled", "False")],
         lambda: {"rljobs": 2, "pods": 12},
         lambda: {"pods": 20.0},
+        lambda: {"runner": 2},
     )
     metrics.leader.set(1)
 
