@@ -51,7 +51,29 @@ EXAMPLES = {
     "downloads.claim": ("downloads", {"claim": "models"}),
     "downloads.emptyDir": ("downloads", {"emptyDir": True}),
     "downloads.secret": ("downloads", {"secret": "hub"}),
+    "trainer.accelerator.profile": ("trainer", {"accelerator": {"profile": "h100"}}),
+    "rollouts[].accelerator.profile": ("rollouts", [{"name": "main", "accelerator": {"profile": "h100"}}]),
 }
+KEDA = {"provider": "keda", "keda": {"serverAddress": "http://prometheus:9090", "query": "up"}}
+AUTOSCALING = {
+    "provider": {"provider": "none"},
+    "scaleOutSeconds": {"scaleOutSeconds": 31},
+    "scaleInSeconds": {"scaleInSeconds": 601},
+    "targetInFlight": {"targetInFlight": 3},
+    "keda.serverAddress": KEDA,
+    "keda.query": KEDA,
+}
+for name, value in AUTOSCALING.items():
+    EXAMPLES |= {
+        f"rewards[].autoscaling.{name}": (
+            "rewards",
+            [{"name": "exact", "builtin": "reasoning_gym", "autoscaling": value}],
+        ),
+        f"environments[].autoscaling.{name}": ("environments", [{**LAKE, "autoscaling": value}]),
+        f"runner.autoscaling.{name}": ("runner", {"autoscaling": value}),
+    }
+    if name != "targetInFlight":
+        EXAMPLES[f"rollouts[].autoscaling.{name}"] = ("rollouts", [{"name": "main", "autoscaling": value}])
 
 IGNORED = {
     field.path.removeprefix("spec."): field.local
@@ -84,7 +106,8 @@ def test_a_field_without_effect_gives_one_warning_and_changes_no_command(manifes
     lines = field_support.warnings(validate(manifest))
     expected = f"spec.{path.replace('[]', '[0]')}: has no effect here, {IGNORED[path]}"
     assert expected in lines
-    assert len(lines) == (2 if path == "network.egress.to" or path.endswith("hostNetwork") else 1)
+    beside = 1 if path == "network.egress.to" or path.endswith("hostNetwork") else 2 * (".keda." in path)
+    assert len(lines) == 1 + beside
     assert components(manifest, tmp_path) == before
 
 
