@@ -122,6 +122,13 @@ class Peer:
             thread.join(PLENTY)
         return len(self.errors) == len(self.threads)
 
+    def did_not_end(self):
+        """Return whether the peer completed its round: the number of steps differs by a wait from round to round."""
+        try:
+            return self.pipe.poll(PLENTY) and self.pipe.recv() > 0
+        except EOFError:
+            return False
+
     def succeed(self):
         """Carry out a round; return the steps of the peer."""
         self.begin(PLENTY)
@@ -143,7 +150,7 @@ def scenario(role, transport, number, pipe):
     peers = [Peer(role, transport, end, number) for end in range(1, steps + (role != "sender"))]
     for peer in peers:
         peer.begin(SECONDS)
-    unnoticed = [end for end, peer in enumerate(peers, start=1) if not peer.wait()]
+    unnoticed = [end for end, peer in enumerate(peers, start=1) if not peer.wait() and not peer.did_not_end()]
     after.succeed()
     for peer in (*peers, after):
         peer.kill()
