@@ -7,13 +7,13 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from tools.dashboards.panels import (
     GREEN,
     ORANGE,
-    RATE,
     RED,
     Query,
     board,
     graph,
     number,
     over,
+    rate,
     rows,
     section,
     variable,
@@ -23,8 +23,10 @@ JOBS = 'namespace=~"$namespace"'
 OF_JOB = "by (namespace, rljob)"
 NAME = "{{namespace}}/{{rljob}}"
 ALERTS = 'ALERTS{alertname=~"RLJob.*", alertstate="firing", namespace=~"$namespace|"}'
-ENGINE_SECONDS = f"rate(rljob_engine_seconds_total{{{JOBS}}}[{RATE}])"
-GENERATING = f'rate(rljob_engine_seconds_total{{{JOBS}, activity="generating"}}[{RATE}])'
+ENGINE_SECONDS = rate("rljob_engine_seconds_total", JOBS)
+GENERATING = rate("rljob_engine_seconds_total", f'{JOBS}, activity="generating"')
+WAITING = rate("rljob_engine_seconds_total", f'{JOBS}, activity="waiting"')
+TOKENS = rate("rljob_generated_tokens_total", JOBS)
 
 
 def _jobs_in(states: str) -> str:
@@ -82,7 +84,7 @@ def dashboard() -> Dashboard:
         number(
             "Tokens per second",
             "Tokens that all engines generate.",
-            Query(f"sum(rate(rljob_generated_tokens_total{{{JOBS}}}[{RATE}]))"),
+            Query(f"sum({TOKENS})"),
             decimals=0,
         ),
         number(
@@ -108,7 +110,7 @@ def dashboard() -> Dashboard:
                 "reward": Query(f"max {OF_JOB} (rljob_step_reward_mean{{{JOBS}}})"),
                 "staleness": Query(f"max {OF_JOB} (rljob_step_staleness_mean{{{JOBS}}})"),
                 "engines": Query(f"sum {OF_JOB} (rljob_engines{{{JOBS}}})"),
-                "tokens/s": Query(f"sum {OF_JOB} (rate(rljob_generated_tokens_total{{{JOBS}}}[{RATE}]))"),
+                "tokens/s": Query(f"sum {OF_JOB} ({TOKENS})"),
                 "engine time used": Query(over(f"sum {OF_JOB} ({GENERATING})", f"sum {OF_JOB} ({ENGINE_SECONDS})")),
             },
             by=("namespace", "rljob", "state"),
@@ -130,12 +132,12 @@ def dashboard() -> Dashboard:
         graph(
             "Tokens per second",
             "Generated tokens of each job. A line that falls to 0 is a job that makes no progress.",
-            Query(f"sum {OF_JOB} (rate(rljob_generated_tokens_total{{{JOBS}}}[{RATE}]))", NAME),
+            Query(f"sum {OF_JOB} ({TOKENS})", NAME),
         ),
         graph(
             "Steps per hour",
             "Trained batches of each job.",
-            Query(f"3600 * sum {OF_JOB} (rate(rljob_policy_version{{{JOBS}}}[{RATE}]))", NAME),
+            Query(f"3600 * sum {OF_JOB} ({rate('rljob_policy_version', JOBS)})", NAME),
         ),
         graph(
             "Engine time by activity",
@@ -149,7 +151,7 @@ def dashboard() -> Dashboard:
             "Share of each job's engine time without a request.",
             Query(
                 over(
-                    f'sum {OF_JOB} (rate(rljob_engine_seconds_total{{{JOBS}, activity="waiting"}}[{RATE}]))',
+                    f"sum {OF_JOB} ({WAITING})",
                     f"sum {OF_JOB} ({ENGINE_SECONDS})",
                 ),
                 NAME,
@@ -160,8 +162,8 @@ def dashboard() -> Dashboard:
             "Ends of samples",
             "Samples per second by their end, over all jobs. filtered: all rewards of a group are equal, so nothing "
             "can be learned from it. failed: generation or reward failed; the job's dashboard has the details.",
-            Query(f"sum(rate(rljob_samples_trained_total{{{JOBS}}}[{RATE}]))", "trained"),
-            Query(f"sum by (reason) (rate(rljob_samples_discarded_total{{{JOBS}}}[{RATE}]))", "{{reason}}"),
+            Query(f"sum({rate('rljob_samples_trained_total', JOBS)})", "trained"),
+            Query(f"sum by (reason) ({rate('rljob_samples_discarded_total', JOBS)})", "{{reason}}"),
             unit="ops",
             stacked=True,
         ),

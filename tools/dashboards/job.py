@@ -7,13 +7,14 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from tools.dashboards.panels import (
     GREEN,
     ORANGE,
-    RATE,
     RED,
     Query,
     board,
     graph,
     number,
     over,
+    quantiles,
+    rate,
     section,
     signed,
     variable,
@@ -24,16 +25,15 @@ PAGES = "docs/troubleshooting.md of rljob, section"
 
 
 def _rate(metric: str, labels: str = "") -> str:
-    return f"rate({metric}{{{JOB}{labels}}}[{RATE}])"
+    return rate(metric, f"{JOB}{labels}")
+
+
+def _by_role(metric: str) -> str:
+    return f"sum by (rljob_role) ({_rate(metric)})"
 
 
 def _last(metric: str) -> str:
     return f"max({metric}{{{JOB}}})"
-
-
-def _quantile(share: float) -> Query:
-    buckets = f"sum by (le) ({_rate('rljob_reward_seconds_bucket')})"
-    return Query(f"histogram_quantile({share}, {buckets})", f"{share * 100:.0f} %")
 
 
 def dashboard() -> Dashboard:
@@ -186,15 +186,15 @@ def dashboard() -> Dashboard:
             "failed.",
             Query(
                 over(
-                    f"sum by (rljob_role) ({_rate('rljob_reward_failures_total')})",
-                    f"sum by (rljob_role) ({_rate('rljob_reward_samples_total')})",
+                    _by_role("rljob_reward_failures_total"),
+                    _by_role("rljob_reward_samples_total"),
                 ),
                 "{{rljob_role}}",
             ),
             Query(
                 over(
-                    f"sum by (rljob_role) ({_rate('rljob_environment_failures_total')})",
-                    f"sum by (rljob_role) ({_rate('rljob_environment_steps_total')})",
+                    _by_role("rljob_environment_failures_total"),
+                    _by_role("rljob_environment_steps_total"),
                 ),
                 "{{rljob_role}}",
             ),
@@ -215,22 +215,20 @@ def dashboard() -> Dashboard:
         graph(
             "Scored samples",
             "Samples per second that each reward answers.",
-            Query(f"sum by (rljob_role) ({_rate('rljob_reward_samples_total')})", "{{rljob_role}}"),
+            Query(_by_role("rljob_reward_samples_total"), "{{rljob_role}}"),
             unit="ops",
         ),
         graph(
             "Time of a sample in its reward",
             "In a worker, without queueing.",
-            _quantile(0.5),
-            _quantile(0.95),
-            _quantile(0.99),
+            *quantiles("rljob_reward_seconds", JOB),
             unit="s",
         ),
         graph(
             "Trouble of rewards",
             "Timeouts and crashed workers per second.",
-            Query(f"sum by (rljob_role) ({_rate('rljob_reward_timeouts_total')})", "{{rljob_role}} timeouts"),
-            Query(f"sum by (rljob_role) ({_rate('rljob_reward_worker_crashes_total')})", "{{rljob_role}} crashes"),
+            Query(_by_role("rljob_reward_timeouts_total"), "{{rljob_role}} timeouts"),
+            Query(_by_role("rljob_reward_worker_crashes_total"), "{{rljob_role}} crashes"),
             unit="ops",
         ),
         graph(
@@ -241,16 +239,14 @@ def dashboard() -> Dashboard:
         graph(
             "Steps of environments",
             "Steps per second.",
-            Query(f"sum by (rljob_role) ({_rate('rljob_environment_steps_total')})", "{{rljob_role}}"),
+            Query(_by_role("rljob_environment_steps_total"), "{{rljob_role}}"),
             unit="ops",
         ),
         graph(
             "Trouble of environments",
             "Timeouts, and sessions removed because no runner used them, per second.",
-            Query(f"sum by (rljob_role) ({_rate('rljob_environment_timeouts_total')})", "{{rljob_role}} timeouts"),
-            Query(
-                f"sum by (rljob_role) ({_rate('rljob_environment_expired_sessions_total')})", "{{rljob_role}} expired"
-            ),
+            Query(_by_role("rljob_environment_timeouts_total"), "{{rljob_role}} timeouts"),
+            Query(_by_role("rljob_environment_expired_sessions_total"), "{{rljob_role}} expired"),
             unit="ops",
         ),
     )

@@ -7,13 +7,14 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from tools.dashboards.panels import (
     GREEN,
     ORANGE,
-    RATE,
     RED,
     Query,
     board,
     graph,
     number,
     over,
+    quantiles,
+    rate,
     section,
     variable,
 )
@@ -24,17 +25,12 @@ FAILED = ', code!~"2..|3.."'
 
 
 def _rate(metric: str, labels: str = "") -> str:
-    return f"rate(rljob_operator_{metric}{{{OPERATOR}{labels}}}[{RATE}])"
+    return rate(f"rljob_operator_{metric}", f"{OPERATOR}{labels}")
 
 
 def _reconciles(labels: str = "") -> str:
     """Return the reconciles per second of the last 15 minutes."""
     return f"sum(rate(rljob_operator_reconcile_seconds_count{{{OPERATOR}{labels}}}[15m]))"
-
-
-def _quantile(metric: str, share: float) -> Query:
-    buckets = f"sum by (le) ({_rate(f'{metric}_bucket')})"
-    return Query(f"histogram_quantile({share}, {buckets})", f"{share * 100:.0f} %")
 
 
 def dashboard() -> Dashboard:
@@ -127,13 +123,13 @@ def dashboard() -> Dashboard:
         graph(
             "Duration of a reconcile",
             "With its requests to the API server.",
-            *(_quantile("reconcile_seconds", share) for share in (0.5, 0.95, 0.99)),
+            *quantiles("rljob_operator_reconcile_seconds", OPERATOR),
             unit="s",
         ),
         graph(
             "Waiting time in the queue",
             "Between an event and its reconcile.",
-            *(_quantile("queue_wait_seconds", share) for share in (0.5, 0.95, 0.99)),
+            *quantiles("rljob_operator_queue_wait_seconds", OPERATOR),
             unit="s",
         ),
         graph(

@@ -36,6 +36,17 @@ def over(numerator: str, denominator: str) -> str:
     return f"{numerator} / clamp_min({denominator}, 1e-9)"
 
 
+def rate(metric: str, labels: str) -> str:
+    """Return the increase per second of a counter. ``labels``: matchers of PromQL."""
+    return f"rate({metric}{{{labels}}}[{RATE}])"
+
+
+def quantiles(histogram: str, labels: str) -> list[Query]:
+    """Return queries of the median, the 95th and the 99th percentile of a histogram."""
+    buckets = f"sum by (le) ({rate(f'{histogram}_bucket', labels)})"
+    return [Query(f"histogram_quantile({share}, {buckets})", f"{share * 100:.0f} %") for share in (0.5, 0.95, 0.99)]
+
+
 def number(
     title: str,
     description: str,
