@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rljob.protocol.messages import (
+    Abort,
     Generate,
     PrepareWeights,
     Probe,
@@ -143,6 +144,18 @@ class Run:
         request_id = RequestId("g0.0", self.turns, 0)
         sampling = SamplingParams(temperature, tokens, list(stop), self.turns)
         return Generate(request_id, array("i", prompt).tobytes(), sampling)
+
+    async def aborted(self, prompt, tokens):
+        """Abort a request while it generates; return its completion."""
+        for seconds in (0.3, 0.1, 1, 3, 0.01, 10):  # to generate some tokens, and not all: no event reports them
+            message = self.request(prompt, tokens)
+            await self.coordinator.send(message)
+            await asyncio.sleep(seconds)
+            await self.coordinator.send(Abort([message.request_id], discard=False))
+            done = await self.coordinator.completion(message.request_id)
+            if done.finish == "abort" and done.token_ids:
+                break
+        return done
 
     def server(self):
         """The server's process, child of the agent."""
