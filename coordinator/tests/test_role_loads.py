@@ -28,7 +28,7 @@ async def test_a_reward_has_the_samples_that_wait_for_its_score(new_world: Any, 
     await world.some(60)
     assert loads(status_of(world.run)) == {"runner": 6.0, "reward-r": 6.0, "reward-other": 0.0}
     world.run.trajectories.lose_runner(world.runner.peer)
-    assert loads(status_of(world.run))["reward-r"] == 0, "nobody asks for a score"
+    assert loads(status_of(world.run))["reward-r"] == 0, "no sample waits for a score"
     assert {"role": "runner", "load": 6.0} in run_fields(status_of(world.run))["loads"]
 
 

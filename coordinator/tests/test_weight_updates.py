@@ -159,7 +159,7 @@ async def test_the_trainer_opens_a_group_for_all_workers_of_an_engine(new_world:
 
 
 def noted_targets(world: Any) -> list[tuple[str, int]]:
-    """Return a list that gets engine and version of every update that the trainer is told to send."""
+    """Return a list that gets engine and version of every update that the trainer gets a command for."""
     targets: list[tuple[str, int]] = []
     execute = world.trainer._execute
 

@@ -58,8 +58,9 @@ class RunCollector:
         """Yield the gauges and counters of the run."""
         run = self._run
         state = GaugeMetricFamily("rljob_run_state", "1 for the state of the run, 0 for the others", labels=["state"])
+        present = state_of(run)
         for name in get_args(State):
-            state.add_metric([name], name == state_of(run))
+            state.add_metric([name], name == present)
         yield state
         yield GaugeMetricFamily("rljob_policy_version", "Batches applied", value=run.version)
         yield GaugeMetricFamily("rljob_training_steps", "Batches of the whole run", value=run.spec.training.steps)

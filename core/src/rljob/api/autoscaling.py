@@ -26,7 +26,7 @@ class Replicas(Model):
 
 
 class ServiceReplicas(Replicas):
-    """Number of replicas of a service, which may have none while nobody needs it."""
+    """Number of replicas of a service, which may be 0 while the service has no work."""
 
     min: Annotated[int, Field(ge=0, le=1024), FieldMeta(reader="objects")] = 1
     """Minimum, and initial number. With 0, and `max` of 1 or more, the service has no pod while it has no load."""
