@@ -68,7 +68,7 @@ def test_a_person_plays(run):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["frozen_laek", "{}"], "there is no environment 'frozen_laek'; there are frozen_lake, sokoban"),
+        (["frozen_laek", "{}"], "there is no environment 'frozen_laek'; there are frozen_lake, reasoning_gym, sokoban"),
         (["frozen_lake", "{"], "--config: '{' is not JSON"),
         (["frozen_lake", "[]"], "--config: '[]' is not a JSON object"),
         (["frozen_lake", '{"sise": 4}'], "rljob env.config.sise: unknown field; did you mean size?"),
