@@ -66,6 +66,26 @@ def test_other_memory_than_that_of_the_handle_is_refused(change):
         read_shared(replace(handle_of(bucket), **change), torch.zeros(SIZE, dtype=torch.uint8))
 
 
+def test_memory_that_ends_does_not_take_new_memory_at_its_address_with_it():
+    """Threads get and give back memory of one size, so they get each other's addresses."""
+    lost = []
+
+    def use():
+        for _ in range(500):
+            memory = torch.from_numpy(shared_memory.shared_memory(SIZE))
+            try:
+                handle_of(memory)
+            except KeyError as error:
+                lost.append(error)
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert lost == []
+
+
 def form(monkeypatch, read):
     """Form a group over ipc whose worker reads with ``read``; return the errors of both members."""
     monkeypatch.setattr(bucket_wires, "read_shared", read)

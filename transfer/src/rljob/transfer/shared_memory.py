@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,11 +46,19 @@ class Handle:
         return cls(*_HANDLE.unpack(message))
 
 
-class _Pages(mmap.mmap):
-    """The mapped memory of a memfd; a class of its own, because mmap has no weak references."""
-
-
 _shared: dict[int, tuple[int, int]] = {}  # address → descriptor, inode
+
+
+class _Pages(mmap.mmap):
+    """The mapped memory of a memfd, which is forgotten in ``__del__``, before Python unmaps it. The callback of a weak
+    reference to an mmap runs after that, when another thread may have got new memory at the same address."""
+
+    address = 0
+
+    def __del__(self) -> None:
+        descriptor, _ = _shared.pop(self.address, (None, None))
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def shared_memory(size: int) -> Memory:
@@ -64,15 +71,9 @@ def shared_memory(size: int) -> Memory:
         os.close(descriptor)
         raise
     memory = np.frombuffer(pages, np.uint8)
-    address = memory.ctypes.data
-    _shared[address] = descriptor, os.fstat(descriptor).st_ino
-    weakref.finalize(pages, _release, address, descriptor)
+    pages.address = memory.ctypes.data
+    _shared[pages.address] = descriptor, os.fstat(descriptor).st_ino
     return memory
-
-
-def _release(address: int, descriptor: int) -> None:
-    del _shared[address]
-    os.close(descriptor)
 
 
 def handle_of(tensor: torch.Tensor) -> Handle:
