@@ -32,7 +32,8 @@ MAINS = {
     "rollout": ("rljob.rollout.main", "vllm.entrypoints.launchers.api_server"),
 }
 """Image → the module that it runs, and the one with everything that it imports to work."""
-CODE_BYTES = 4 << 20
+CODE_BYTES = 8 << 20
+"""Bound of the layer with our code, sources and compiled files: an update of rljob downloads no more."""
 PYTHON_SECONDS = 0.055
 """That Python takes to start with asyncio and ssl, where nothing is slower than it should be."""
 SCRIPT = """
