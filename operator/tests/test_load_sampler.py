@@ -7,7 +7,7 @@ import pytest
 from rljob.operator.cache import Cache, read_job
 from rljob.operator.load_sampler import LONGEST_GAP_SECONDS, LoadSampler
 from rljob.operator.object_kinds import RLJOBS
-from rljob.operator.scale_policy import ScalePolicy
+from rljob.operator.scale_policy import SampledRole, ScalePolicy
 
 KEY = ("default", "sums")
 POLICY = ScalePolicy(target=8, minimum=1, maximum=4, out_seconds=30, in_seconds=60)
@@ -28,7 +28,7 @@ class Jobs:
         self.cache.put(json.dumps({"metadata": meta, "spec": {}, "status": {"run": run}}).encode())
 
     def register(self, policy=POLICY, replicas=1):
-        self.sampler.register(KEY, "uid", {"reward-exact": policy}, {"reward-exact": replicas})
+        self.sampler.register(KEY, "uid", {"reward-exact": SampledRole(policy, policy.clamp(replicas))})
 
     def spend(self, seconds):
         for _ in range(int(seconds)):
@@ -99,7 +99,7 @@ def test_without_a_load_or_a_job_nothing_is_kept(jobs):
     jobs.report({"reward-exact": 30}, uid="another")
     jobs.spend(100)
     assert not jobs.points() and jobs.due == []
-    jobs.sampler.register(KEY, "uid", {}, {})
+    jobs.sampler.register(KEY, "uid", {})
     assert jobs.sampler.loads("uid", {"reward-exact": 1}) == {}
 
 

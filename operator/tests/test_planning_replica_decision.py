@@ -159,21 +159,31 @@ def test_a_plan_scales_a_role_and_says_why(world):
 
 
 def test_roles_with_a_range_are_sampled_while_the_run_is_active(world):
-    assert set(world.decide().autoscaled) == {"reward-exact", "rollout-main"}
+    assert set(world.decide().sampled) == {"reward-exact", "rollout-main"}
     for state in ("Starting", "Finishing", "Succeeded"):
         world.tell(state=state)
-        assert decision(world, 30).scales == world.decide().autoscaled == {}
+        assert decision(world, 30).scales == world.decide().sampled == {}
+
+
+def test_a_role_whose_scale_is_created_again_is_sampled_from_then_on(world):
+    """The operator hears no event of the RLJobScale that it creates, so no later plan would begin."""
+    world.scale("reward-exact", 2)
+    world.settle()
+    del world.children["RLJobScale", "sums-reward-exact"]
+    made = decision(world, 30, scales={})
+    assert made.scales == {}, "it does not exist yet"
+    assert made.sampled["reward-exact"].replicas == 2
 
 
 def test_nothing_is_decided_while_the_coordinator_that_writes_the_load_is_away(world):
     world.waiting("CrashLoopBackOff", "", "coordinator")
-    assert decision(world, 30).scales == world.decide().autoscaled == {}
+    assert decision(world, 30).scales == world.decide().sampled == {}
 
 
 def test_the_autoscaler_keeps_off_when_something_else_sets_the_replicas(world):
     owned = {"scale_owners": {"reward-exact": "kubectl"}}
     made = decision(world, 30, **owned)
-    assert made.scales == {} and "reward-exact" not in made.autoscaled
+    assert made.scales == {} and "reward-exact" not in made.sampled
     status = {each["metadata"]["name"]: each.get("status", {}) for each in made.desired if each["kind"] == "RLJobScale"}
     assert status["sums-reward-exact"]["message"] == (
         "kubectl has set the replicas, so the built-in autoscaler does not; delete this RLJobScale to give them back"

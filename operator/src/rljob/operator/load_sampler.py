@@ -18,7 +18,7 @@ import msgspec
 from rljob.operator.cache import Cache, CachedJob
 from rljob.operator.plan import Key
 from rljob.operator.planning.replica_decision import decide
-from rljob.operator.scale_policy import LoadPoint, ScalePolicy
+from rljob.operator.scale_policy import LoadPoint, SampledRole
 
 TICK_SECONDS = 1.0
 LONGEST_GAP_SECONDS = 60.0
@@ -42,10 +42,8 @@ _status = msgspec.json.Decoder(_Status)
 
 
 @dataclass
-class _Role:
-    policy: ScalePolicy
-    replicas: int
-    """Within the bounds of the policy."""
+class _Sampling:
+    role: SampledRole
     points: list[LoadPoint] = field(default_factory=list)
 
     def add(self, load: float, now: float) -> None:
@@ -54,7 +52,7 @@ class _Role:
         if points and not 0 <= now - points[-1].at <= LONGEST_GAP_SECONDS:
             points.clear()  # the clock went back, or the operator did not run
         points.append(LoadPoint(now, load))
-        since = now - max(self.policy.out_seconds, self.policy.in_seconds)
+        since = now - max(self.role.policy.out_seconds, self.role.policy.in_seconds)
         while len(points) > 1 and points[1].at <= since:
             del points[0]
 
@@ -63,7 +61,7 @@ class _Role:
 class _Job:
     key: Key
     due: float
-    roles: dict[str, _Role]
+    roles: dict[str, _Sampling]
 
 
 class LoadSampler:
@@ -80,18 +78,17 @@ class LoadSampler:
         self._jobs: dict[str, _Job] = {}
         """By uid."""
 
-    def register(self, key: Key, uid: str, policies: Mapping[str, ScalePolicy], replicas: Mapping[str, int]) -> None:
+    def register(self, key: Key, uid: str, sampled: Mapping[str, SampledRole]) -> None:
         """Sample exactly these roles of a job. The points of a role end when its policy or its replicas change."""
-        if not policies:
+        if not sampled:
             self._jobs.pop(uid, None)
             return
         known = self._jobs.get(uid)
         before = known.roles if known is not None else {}
-        roles = {role: _Role(policy, policy.clamp(replicas[role])) for role, policy in policies.items()}
-        for role, made in roles.items():
-            old = before.get(role)
-            if old is not None and (old.policy, old.replicas) == (made.policy, made.replicas):
-                roles[role] = old
+        roles = {}
+        for name, role in sampled.items():
+            old = before.get(name)
+            roles[name] = old if old is not None and old.role == role else _Sampling(role)
         self._jobs[uid] = _Job(key, known.due if known is not None else self._wall(), roles)
 
     def loads(self, uid: str, replicas: Mapping[str, int]) -> dict[str, Sequence[LoadPoint]]:
@@ -100,9 +97,9 @@ class LoadSampler:
         if job is None:
             return {}
         return {
-            name: tuple(role.points)
-            for name, role in job.roles.items()
-            if name in replicas and role.replicas == role.policy.clamp(replicas[name])
+            name: tuple(sampling.points)
+            for name, sampling in job.roles.items()
+            if name in replicas and sampling.role.replicas == sampling.role.policy.clamp(replicas[name])
         }
 
     def forget(self, uid: str) -> None:
@@ -121,7 +118,7 @@ class LoadSampler:
         for uid, job in list(self._jobs.items()):
             if abs(now - job.due) < LONGEST_GAP_SECONDS and now < job.due:
                 continue
-            job.due = now + min(role.policy.period for role in job.roles.values())
+            job.due = now + min(sampling.role.policy.period for sampling in job.roles.values())
             cached = self._cache.find(*job.key)
             if cached is None or cached.metadata.uid != uid:
                 continue
@@ -133,10 +130,11 @@ class LoadSampler:
         except msgspec.MsgspecError:
             return  # a user wrote something else there; the coordinator corrects it
         loads = {each.role: each.load for each in run.loads} if run is not None else {}
-        for name, role in job.roles.items():
+        for name, sampling in job.roles.items():
             if name not in loads:
-                role.points.clear()
+                sampling.points.clear()
                 continue
-            role.add(loads[name], now)
-            if decide(role.points, role.replicas, role.policy, now) != role.replicas:
+            sampling.add(loads[name], now)
+            role = sampling.role
+            if decide(sampling.points, role.replicas, role.policy, now) != role.replicas:
                 self._on_decision(job.key)

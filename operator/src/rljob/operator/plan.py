@@ -10,7 +10,7 @@ from rljob.api.job_status import RLJobStatus
 from rljob.api.models import RLJob
 from rljob.manifests.inputs import Object
 from rljob.operator.api_types import Child, Meta, Pod
-from rljob.operator.scale_policy import LoadPoint, ScalePolicy
+from rljob.operator.scale_policy import LoadPoint, SampledRole
 
 COORDINATOR, INITIALIZER, TRAINER = "coordinator", "initializer", "trainer"
 """Roles."""
@@ -87,8 +87,8 @@ class Plan:
     """Pod name → controller.kubernetes.io/pod-deletion-cost, to be set before replicas are lowered."""
     scales: Mapping[str, int] = field(default_factory=dict)
     """Role → replicas that the built-in autoscaler writes to its RLJobScale, after all other writes of objects."""
-    autoscaled: Mapping[str, ScalePolicy] = field(default_factory=dict)
-    """Role → policy of the roles whose load is sampled."""
+    sampled: Mapping[str, SampledRole] = field(default_factory=dict)
+    """Roles whose load is sampled, by name."""
     status: RLJobStatus | None = None
     """The status except ``run``; None: another controller manages the RLJob (managedBy)."""
     record_first: bool = False

@@ -112,7 +112,7 @@ class Reconciler:
         stalled_objects = stalled(observed.pods, observed.children, observed.now, named or "")
         warnings = await self._warning_events.of(cached.metadata.namespace, stalled_objects)
         plan = self._planner(replace(observed, warnings=warnings), self._cluster)
-        self._sampler.register(key, cached.metadata.uid, plan.autoscaled, observed.scales)
+        self._sampler.register(key, cached.metadata.uid, plan.sampled)
         if plan.status is None:
             return NOTHING
         try:

@@ -36,3 +36,11 @@ class ScalePolicy:
     def clamp(self, replicas: int) -> int:
         """Return replicas within the bounds."""
         return max(self.minimum, min(replicas, self.maximum))
+
+
+@dataclass(frozen=True)
+class SampledRole:
+    """A role whose load is sampled. ``replicas``: the present ones, within the bounds of the policy."""
+
+    policy: ScalePolicy
+    replicas: int

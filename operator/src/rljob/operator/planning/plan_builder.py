@@ -11,7 +11,7 @@ from rljob.operator.api_types import Child
 from rljob.operator.plan import Event, Observed, Plan, Ref
 from rljob.operator.planning.job_view import deletion
 from rljob.operator.planning.timestamps import instant
-from rljob.operator.scale_policy import ScalePolicy
+from rljob.operator.scale_policy import SampledRole
 
 
 @dataclass
@@ -25,7 +25,7 @@ class PlanBuilder:
     deletions: dict[Ref, str] = field(default_factory=dict)
     pod_costs: dict[str, int] = field(default_factory=dict)
     scales: dict[str, int] = field(default_factory=dict)
-    autoscaled: dict[str, ScalePolicy] = field(default_factory=dict)
+    sampled: dict[str, SampledRole] = field(default_factory=dict)
     record_first: bool = False
     delete_job: bool = False
     events: list[Event] = field(default_factory=list)
@@ -60,7 +60,7 @@ class PlanBuilder:
             deletions=list(self.deletions.items()),
             pod_costs=self.pod_costs,
             scales=self.scales,
-            autoscaled=self.autoscaled,
+            sampled=self.sampled,
             status=self.status,
             record_first=self.record_first,
             delete_job=self.delete_job,

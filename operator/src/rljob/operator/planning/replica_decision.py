@@ -19,7 +19,7 @@ from rljob.operator.plan import COORDINATOR, Event
 from rljob.operator.planning import reasons
 from rljob.operator.planning.job_view import JobView, is_ready
 from rljob.operator.planning.plan_builder import PlanBuilder
-from rljob.operator.scale_policy import LoadPoint, ScalePolicy
+from rljob.operator.scale_policy import LoadPoint, SampledRole, ScalePolicy
 
 TOLERANCE = 0.1
 """A load that differs by less than this share from what the present replicas are for changes nothing."""
@@ -104,10 +104,12 @@ def autoscale(builder: PlanBuilder, view: JobView) -> None:
     if run is None or run.state not in ACTIVE or view.gives_back or not _coordinator_is_ready(view):
         return
     for role, policy in policies(view.job.spec).items():
-        if role not in view.observed.scales or builder.observed.scale_owners.get(role):
+        if view.observed.scale_owners.get(role):
             continue
         current = view.wanted[role]
-        builder.autoscaled[role] = policy
+        builder.sampled[role] = SampledRole(policy, current)
+        if role not in view.observed.scales:
+            continue  # this plan creates the RLJobScale, of which no event is heard
         replicas = decide(view.observed.loads.get(role, ()), current, policy, builder.now)
         if replicas != current:
             builder.scales[role] = replicas
