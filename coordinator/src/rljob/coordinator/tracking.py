@@ -9,20 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import sqlite3
 import threading
-import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
 
-from rljob.ledger.step_metrics import Line, evaluations, new_lines
+from rljob.ledger.step_metrics import evaluations, new_lines
 from rljob.ledger.store import LEDGER, ledger_directory
+
+if TYPE_CHECKING:
+    from rljob.coordinator.event_file import EventFile
 
 log = logging.getLogger(__name__)
 
@@ -114,56 +112,15 @@ class TrackingWriter:
     def _open_events(self, db: sqlite3.Connection, directory: Path) -> EventFile:
         """Open an event file that supersedes the events of earlier files from the next step on. That includes
         evaluations of those versions, so they are written again."""
+        # TensorBoard takes longer to import than the rest of the coordinator, whose restart all components wait for.
+        from rljob.coordinator.event_file import EventFile  # noqa: PLC0415
+
         first = self._written["step"]
         events = EventFile(directory, first)
         for line in evaluations(db, 0, self._written["evaluation"]):
             if line["version"] >= first:
                 events.add(line)
         return events
-
-
-class EventFile:
-    """A TensorBoard event file, flushed after each event.
-
-    Args:
-        directory: directory of the file.
-        first: TensorBoard discards events of earlier files for this step and later ones.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-
-    def __init__(self, directory: Path, first: int) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads the files in the order of their names.
-        path = directory / f"events.out.tfevents.{time.time_ns():019d}.{socket.gethostname()}"
-        self._records = RecordWriter(path.open("wb"))
-        try:
-            self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
-            self._write(Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START)))
-        except OSError:
-            with contextlib.suppress(OSError):
-                self.close()
-            path.unlink(missing_ok=True)  # a file for every attempt would fill the directory
-            raise
-
-    def add(self, line: Line) -> None:
-        """Write the metrics of a line."""
-        values = [
-            Summary.Value(tag=name, simple_value=value)
-            for name, value in line.items()
-            if isinstance(value, int | float) and name not in ("step", "version", "time")
-        ]
-        step = line["step"] if line["kind"] == "step" else line["version"]
-        self._write(Event(wall_time=line["time"], step=step, summary=Summary(value=values)))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._records.close()
-
-    def _write(self, event: Event) -> None:
-        self._records.write(event.SerializeToString())
-        self._records.flush()
 
 
 async def follow(tracking: TrackingWriter) -> None:
