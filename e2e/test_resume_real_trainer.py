@@ -6,13 +6,10 @@ Also if the newest checkpoint is damaged meanwhile: the one before it is used; a
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in the trainer
 
 import pytest
 

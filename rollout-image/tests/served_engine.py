@@ -41,7 +41,6 @@ CONFIG = {
     "initializer_range": 0.06,
     "max_position_embeddings": 1024,
 }
-torch.set_num_threads(1)
 
 
 def ints(data):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in processes that tests start
-
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager

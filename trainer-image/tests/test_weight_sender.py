@@ -23,7 +23,6 @@ from rljob.transfer.rounds import receive_round
 from rljob.transfer.weight_group import WeightGroup
 from rljob.transfer.wire_plan import WirePlan
 
-torch.set_num_threads(1)
 LONGER_THAN_A_TEST = 1000.0
 """Timeout of a group whose send must end by its own deadline; the time limit of the test is shorter."""
 

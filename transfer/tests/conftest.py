@@ -4,12 +4,10 @@ import contextlib
 import threading
 
 import pytest
-import torch
 
 from rljob.transfer.rendezvous import RendezvousListener
 from rljob.transfer.weight_group import WeightGroup
 
-torch.set_num_threads(1)
 HOST = "127.0.0.1"
 SECONDS = 60.0
 

@@ -21,7 +21,6 @@ from rljob.transfer.rounds import send_round
 from rljob.transfer.shared_memory import Handle, handle_of, read_shared
 from rljob.transfer.weight_group import WeightGroup
 
-torch.set_num_threads(1)
 SIZE = 300_000
 
 

@@ -9,7 +9,6 @@ from rljob.protocol.weights import CHUNK_BYTES
 from rljob.transfer import checksum
 from rljob.transfer.checksum import Checksum, weighted_sums
 
-torch.set_num_threads(1)
 GENERATOR = torch.Generator().manual_seed(1)
 LARGE = torch.randint(0, 256, (2 * CHUNK_BYTES + 21,), dtype=torch.uint8, generator=GENERATOR)
 SMALL = LARGE[:999]

@@ -17,7 +17,6 @@ from rljob.transfer.rendezvous import Rendezvous, RendezvousListener, connect
 from rljob.transfer.rounds import send_round
 from rljob.transfer.weight_group import WeightGroup
 
-torch.set_num_threads(1)
 LONGER_THAN_A_TEST = 1000.0
 """Timeout of a group whose operation must end by its own deadline; the time limit of the test is shorter."""
 
