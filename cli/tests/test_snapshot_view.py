@@ -276,6 +276,28 @@ def test_pass_at_k_is_shown_by_task_and_over_all_tasks(tmp_path):
     assert line in summary(snapshot(status, directory=tmp_path))
 
 
+def test_one_line_names_failed_samples_before_the_first_step():
+    status = running(0)
+    status.ended = EndedSamples(failed=244, last_failure="reward mine raised ValueError: no")
+    assert one_line(snapshot(status)).split("  ")[1:] == ["failed 100 %", "running"]
+
+
+def test_plain_lines_name_failed_samples_and_the_last_reason_while_no_step_is_done(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(screen.time, "monotonic", lambda: now)
+    shown, out = plain()
+    status = running(0)
+    with shown:
+        for at, failed, reason in ((100, 0, ""), (101, 2, "no"), (130, 4, "again"), (161, 6, "still"), (999, 6, "")):
+            now = at
+            status.ended = EndedSamples(trained=2, failed=failed, last_failure=f"reward mine raised: {reason}")
+            shown.show(snapshot(status))
+    assert [line for line in out.getvalue().splitlines() if "failed" in line] == [
+        "failed: 2 samples (50 %), last: reward mine raised: no",
+        "failed: 6 samples (75 %), last: reward mine raised: still",
+    ]
+
+
 def test_the_summary_shows_where_the_time_of_the_engines_went(tmp_path):
     status = running()
     names = {"generating": 81.0, "waiting": 10.0, "paused": 6.0, "dead": 3.0}

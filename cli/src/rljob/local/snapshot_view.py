@@ -69,15 +69,15 @@ def plain_lines(snapshot: RunSnapshot) -> Iterator[str]:
 
 def one_line(snapshot: RunSnapshot) -> str:
     """Return the run as one line of text."""
-    status = snapshot.status
-    if status is None or not status.history:
-        return f"{clock(snapshot.seconds)}  {snapshot.stage}"
-    last, ended = status.history[-1], ended_shares(status.ended)
-    return (
-        f"{clock(snapshot.seconds)}  step {_steps(status)[0]}  reward {last.reward:.3f}  staleness "
-        f"{last.staleness:.2f}  {_speed(status):,.0f} tokens/s{_steps(status)[1]}{f'  {ended}' if ended else ''}  "
-        f"{snapshot.stage}"
-    )
+    status, parts = snapshot.status, [clock(snapshot.seconds)]
+    if status is not None and status.history:
+        done, left = _steps(status)
+        last = status.history[-1]
+        parts += [f"step {done}", f"reward {last.reward:.3f}", f"staleness {last.staleness:.2f}"]
+        parts.append(f"{_speed(status):,.0f} tokens/s{left}")
+    if status is not None and (ended := ended_shares(status.ended)):
+        parts.append(ended)
+    return "  ".join([*parts, snapshot.stage])
 
 
 def summary(snapshot: RunSnapshot) -> list[str]:
