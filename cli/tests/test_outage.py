@@ -88,6 +88,18 @@ def test_the_screen_names_a_silent_coordinator_and_a_full_disk(run, directory, d
     assert run._snapshot().note == ""
 
 
+def test_a_full_disk_is_named_before_the_coordinator_has_answered(run, directory, disk):
+    directory.tell("run", "started")
+    (directory.path / "status.json").unlink()
+    for stage in (run._snapshot().stage, take_snapshot(directory).stage):
+        assert stage == "starting"
+    disk["free"] = 0
+    for stage in (run._snapshot().stage, take_snapshot(directory).stage):
+        assert stage == f"starting: the disk of {directory.path} is full: make room there"
+    run._ending = "stopping"
+    assert run._snapshot().stage == "stopping"
+
+
 def test_restarts_on_a_full_disk_are_noted_once_until_they_change(run, directory):
     full = {"code": 1, "full": str(directory.path)}
     for _ in range(3):

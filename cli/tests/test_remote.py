@@ -375,8 +375,8 @@ def test_a_job_is_rendered_with_its_roles_and_their_problems() -> None:
     assert head.startswith("sums  prod/team-a  ")
     assert lines == [
         "state      starting: 1 of 2 pods pending",
+        "exited     trainer exit code 137: OOMKilled",
         "components ● trainer 1/1 (2 restarts)",
         "           ● rollout-main 1/2: 1 of 2 pods pending: insufficient nvidia.com/gpu",
-        "exited     trainer exit code 137: OOMKilled",
     ]
     assert found.exit_code == 0 and found.data()["components"][1]["state"] == "waiting"

@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from rljob.api.job_status import EndedSamples, EvaluationResult, Metric, PassRate, Progress
+from rljob.api.job_status import EndedSamples, EvaluationResult, Metric, PassRate, Progress, Queue
 from rljob.local import screen
 from rljob.local.plot import draw_plot
 from rljob.local.process_usage import Usage
@@ -63,7 +63,7 @@ def test_the_panel_shows_what_a_person_wants_to_know():
     ]:
         assert piece in text
     components = [line.removeprefix("components").strip() for line in text.splitlines()[-4:]]
-    assert components == ["● trainer", "● runner (2 restarts)", "● x (1 restart)", "engine restarts 2"]
+    assert components == ["● trainer", "● runner (2 restarts)", "● x (1 restart)", "engine of a (2 restarts)"]
 
 
 def test_warnings_of_the_coordinator_are_on_every_screen_and_in_the_summary():
@@ -82,10 +82,11 @@ def test_a_cause_of_death_is_wrapped_on_a_terminal_and_whole_in_a_pipe():
     said = f"runner {shown.components[1].last_exit}"
     lines = text_of(draw(shown, 60), 60).splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("exited"))
-    assert " ".join(" ".join(lines[start:]).removeprefix("exited").split()) == said
+    end = next(i for i, line in enumerate(lines) if line.startswith("components"))
+    assert " ".join(" ".join(lines[start:end]).removeprefix("exited").split()) == said
     piped = list(plain_lines(shown))
-    assert piped[-1] == f"exited     {said}"
-    assert piped[-5:-2] == ["components ● trainer", "           ● runner (2 restarts)", "           ● x (1 restart)"]
+    assert piped[-5] == f"exited     {said}"
+    assert piped[-4:-1] == ["components ● trainer", "           ● runner (2 restarts)", "           ● x (1 restart)"]
     assert all(line == line.rstrip() for line in piped)
 
 
@@ -197,6 +198,41 @@ def test_top_omits_columns_on_a_narrow_terminal_and_never_cuts_a_name():
     assert text_of(draw_usage(shown, 10), 10).replace("\n", "").replace(" ", "").count("rollout-main-0") == 1
 
 
+def test_top_shows_queues_and_where_the_time_went_whole_on_a_narrow_terminal():
+    status = running()
+    status.queues = [Queue("groups_complete", 1)]
+    seconds = {"generating": 77.0, "waiting": 7.0, "paused": 15.0, "dead": 1.0}
+    status.metrics += [Metric(f"engine_seconds/{name}", value) for name, value in seconds.items()]
+    status.metrics += [Metric("seconds_updating_weights", 35.9), Metric("tokens_per_second", 1097.9)]
+    times = [
+        "seconds updating weights 36",
+        "engines generating 77 %",
+        "engines waiting for work 7 %",
+        "engines paused for weights 15 %",
+        "engines dead 1 %",
+        "tokens/s 1,098",
+    ]
+    for width, rows in {
+        40: ["metric now", "groups_complete 1", *times],
+        60: ["metric now metric now", f"groups_complete 1 {times[0]}", *times[1:]],
+        0: ["metric now", "groups_complete 1", *times],
+    }.items():
+        text = text_of(draw_usage(snapshot(status), width), width or 100)
+        assert "…" not in text
+        assert [" ".join(line.split()) for line in text.splitlines()][-len(rows) :] == rows
+
+
+def test_top_shows_the_state_of_a_run_that_has_no_components_yet():
+    lines = text_of(draw_usage(snapshot(message="running the initializer", components=[]), 80), 80).split("\n")
+    assert lines == ["sums  runs/sums  0:00", "starting: running the initializer", "", ""]
+
+
+def test_a_path_longer_than_the_terminal_is_wrapped_and_not_cut():
+    path = "/home/somebody/projects/experiments/runs/sums"
+    text = text_of(draw(snapshot(message=f"the disk of {path} is full", directory=path, components=[]), 40), 40)
+    assert "…" not in text and f"thediskof{path}isfull" in "".join(text.split())
+
+
 def test_an_evaluation_alone_has_a_summary_without_steps_and_no_plot(tmp_path):
     status = running(0)
     status.progress.steps = 0
@@ -240,6 +276,28 @@ def test_failed_samples_are_shown_with_their_share_and_the_last_reason(tmp_path)
     assert max(map(len, narrow.splitlines())) <= 40 and "raised" in narrow
 
 
+def test_one_line_names_failed_samples_before_the_first_step():
+    status = running(0)
+    status.ended = EndedSamples(failed=244, last_failure="reward mine raised ValueError: no")
+    assert one_line(snapshot(status)).split("  ")[1:] == ["failed 100 %", "running"]
+
+
+def test_plain_lines_name_failed_samples_and_the_last_reason_while_no_step_is_done(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(screen.time, "monotonic", lambda: now)
+    shown, out = plain()
+    status = running(0)
+    with shown:
+        for at, failed, reason in ((100, 0, ""), (101, 2, "no"), (130, 4, "again"), (161, 6, "still"), (999, 6, "")):
+            now = at
+            status.ended = EndedSamples(trained=2, failed=failed, last_failure=f"reward mine raised: {reason}")
+            shown.show(snapshot(status))
+    assert [line for line in out.getvalue().splitlines() if "failed" in line] == [
+        "failed: 2 samples (50 %), last: reward mine raised: no",
+        "failed: 6 samples (75 %), last: reward mine raised: still",
+    ]
+
+
 def test_filtered_surplus_and_expired_samples_are_shown_when_they_are_many():
     status = running()
     status.ended = EndedSamples(trained=100, filtered=700, surplus=50, expired=150)
@@ -274,6 +332,24 @@ def test_pass_at_k_is_shown_by_task_and_over_all_tasks(tmp_path):
     status.evaluations = results
     line = "held-out accuracy of products: 0.500 on 4 problems, pass@1 0.500, pass@8 0.750"
     assert line in summary(snapshot(status, directory=tmp_path))
+
+
+def test_an_evaluation_fits_a_narrow_terminal():
+    rates = [PassRate(k, 0.5) for k in (1, 8)]
+    results = [EvaluationResult(5, task, 0.5, 1024, 0.75, 0, "", 8, rates) for task in ("arithmetic-sums", "products")]
+    headings = {}
+    for width in (30, 40, 60, 80):
+        text = text_of(evaluation_table(5, results, width), width)
+        rows = text.splitlines()
+        headings[width] = rows[0].split()[2:]
+        assert "…" not in text and all(len(row.rstrip()) <= width for row in rows)
+        assert [row.split("  ")[0] for row in rows[1:]] == ["arithmetic-sums", "products", "all tasks"]
+    assert headings == {
+        30: ["accuracy"],
+        40: ["accuracy", "pass@8"],
+        60: ["accuracy", "pass@1", "pass@8", "problems"],
+        80: ["accuracy", "pass@1", "pass@8", "mean", "reward", "problems"],
+    }
 
 
 def test_the_summary_shows_where_the_time_of_the_engines_went(tmp_path):

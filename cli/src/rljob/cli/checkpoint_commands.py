@@ -103,7 +103,9 @@ def evaluate(
     run_job(job, write_yaml(to_data(job)).encode(), path, screen_for(RunOutput(stderr=True), live=True))
     status = RunDirectory(path).status()
     if output is Format.JSON:
-        results = status_data(status)["evaluations"] if status is not None else []
-        print_json({"step": step, "directory": str(path), "results": results})
+        data = status_data(status)["evaluations"] if status is not None else []
+        print_json({"step": step, "directory": str(path), "results": data})
     else:
-        Terminal().print(evaluation_table(step, status.evaluations if status is not None else []))
+        console = Terminal()
+        results = status.evaluations if status is not None else []
+        console.print(evaluation_table(step, results, console.width))

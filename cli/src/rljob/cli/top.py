@@ -49,7 +49,7 @@ def top(
                 screen.show(snapshot)
     else:
         for snapshot in frames:
-            console.print(draw_usage(snapshot, console.width))
+            console.print(draw_usage(snapshot, console.width if console.is_terminal else 0))
 
 
 def _source(run: str | None, context: str | None, namespace: str | None) -> Callable[[], RunSnapshot]:

@@ -9,6 +9,8 @@ from rich.table import Table
 
 GAP = 2
 """Terminal columns between two columns of a table."""
+WIDE_GAP = 4
+"""Terminal columns between two tables."""
 LEFT = ("state",)
 """Columns besides the first that hold text."""
 
@@ -38,6 +40,23 @@ def fitting_table(
     for row in rows:
         table.add_row(*(cell for heading, cell in zip(headings, row, strict=True) if heading in shown))
     return table
+
+
+def side_by_side(headings: Sequence[str], parts: Sequence[Sequence[Sequence[str]]], width: int = 0) -> Table:
+    """Return a table for each part beside the other if they fit, else one table of all rows; it may be empty.
+
+    Args:
+        headings: of the columns of every part.
+        parts: the rows of each part.
+        width: of the terminal in columns; 0: one table.
+    """
+    parts = [rows for rows in parts if rows]
+    needed = sum(_width(headings, rows, headings) for rows in parts) + WIDE_GAP * (len(parts) - 1)
+    if len(parts) < 2 or needed > width:
+        return fitting_table(headings, [row for rows in parts for row in rows], width)
+    grid = Table.grid(padding=(0, WIDE_GAP))
+    grid.add_row(*(fitting_table(headings, rows) for rows in parts))
+    return grid
 
 
 def _width(headings: Sequence[str], rows: Sequence[Sequence[str]], shown: Sequence[str]) -> int:

@@ -245,7 +245,9 @@ class LocalRun:
     def _snapshot(self) -> RunSnapshot:
         """Return the state of the run as this process knows it."""
         status, state, message, detail, note = self._status, self._ending or self._phase, "", "", ""
-        if status is not None and not self._ending:
+        if status is None and not self._ending:
+            message = outage(self._directory.path, silent=False)
+        elif status is not None and not self._ending:
             silence = time.monotonic() - self._answered
             silent = silence > SILENCE_SECONDS and status.state not in TERMINAL
             state, message = status.state.lower(), outage(self._directory.path, silent) or status.message

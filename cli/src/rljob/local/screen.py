@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -13,12 +14,16 @@ from rich.live import Live
 from rich.segment import Segment
 from rich.text import Text
 
+from rljob.api.job_status import EndedSamples
 from rljob.api.text_escape import escape_block
+from rljob.local.ended_view import ended_rows
 from rljob.local.errors import CliError
 from rljob.local.snapshot import RunSnapshot
 from rljob.local.snapshot_view import draw, one_line
 
 LINE_SECONDS = 5.0
+FAILED_SECONDS = 60.0
+"""Shortest time between two lines of a plain screen on failed samples."""
 PIPED_WIDTH = 1000  # columns: wider than any table
 
 
@@ -78,21 +83,32 @@ def screen_for(console: Console, live: bool) -> Screen:
 
 
 class PlainScreen(Screen):
-    """Prints one line per change of state, and at most one per LINE_SECONDS for the newest step."""
+    """Prints one line per change of state, at most one per LINE_SECONDS for the newest step, and at most one per
+    FAILED_SECONDS when more samples have failed."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._shown = ("", -1)
         self._at = 0.0
+        self._failed = 0  # samples, in the last line on them
+        self._failed_at = -math.inf
 
     def show(self, snapshot: RunSnapshot) -> None:
-        """Print a line if state or step changed."""
+        """Print a line if state or step changed, and one if more samples have failed."""
         status = snapshot.status
+        if status is not None:
+            self._show_failed(status.ended)
         step = status.progress.step if status else -1
         due = time.monotonic() - self._at >= LINE_SECONDS
         if (snapshot.stage, step) != self._shown and (due or snapshot.stage != self._shown[0]):
             self._shown, self._at = (snapshot.stage, step), time.monotonic()
             self.note(one_line(snapshot))
+
+    def _show_failed(self, ended: EndedSamples) -> None:
+        """Print count, share and last reason of failed samples if there are more of them."""
+        if ended.failed > self._failed and time.monotonic() - self._failed_at >= FAILED_SECONDS:
+            self._failed, self._failed_at = ended.failed, time.monotonic()
+            self.note(f"failed: {dict(ended_rows(ended))['failed']}")
 
     def note(self, text: str) -> None:
         """Print ``text``."""

@@ -141,6 +141,8 @@ def take_snapshot(directory: RunDirectory) -> RunSnapshot:
     if running and past.state in ACTIVE:
         message = outage(directory.path, silent=answer is None) or message
         note = age_note(time.time() - directory.status_time()) if answer is None and status is not None else ""
+    elif running and past.state == "starting":
+        message = outage(directory.path, silent=False) or message
     until = time.time() if running else past.end
     seconds = status.progress.seconds if status is not None else max(0.0, until - past.start)
     log = log_path(directory.path, run_initializer.NAME)

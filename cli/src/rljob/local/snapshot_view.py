@@ -16,7 +16,7 @@ from rljob.api.job_status import EvaluationResult
 from rljob.api.text_escape import escape_data
 from rljob.ledger.evaluation_results import over_tasks
 from rljob.local.ended_view import ended_rows, ended_shares, ended_summary, failed_problems, failed_summary
-from rljob.local.fitting_table import fitting_table
+from rljob.local.fitting_table import fitting_table, side_by_side
 from rljob.local.plot import PLOT
 from rljob.local.snapshot import ComponentState, RunSnapshot
 from rljob.protocol.run_status import RunStatus
@@ -51,7 +51,7 @@ def draw(snapshot: RunSnapshot, width: int) -> Group:
     snapshot, width = escape_data(snapshot), max(10, min(MAX_CURVE, width - 40))
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
-    grid.add_column()
+    grid.add_column(overflow="fold")  # a path longer than the terminal continues on the next line
     for label, value in _rows(snapshot, width):
         bar = label == STEPS and snapshot.status is not None
         grid.add_row(label, _with_bar(value, snapshot.status, width // 2) if bar and snapshot.status else value)
@@ -69,15 +69,15 @@ def plain_lines(snapshot: RunSnapshot) -> Iterator[str]:
 
 def one_line(snapshot: RunSnapshot) -> str:
     """Return the run as one line of text."""
-    status = snapshot.status
-    if status is None or not status.history:
-        return f"{clock(snapshot.seconds)}  {snapshot.stage}"
-    last, ended = status.history[-1], ended_shares(status.ended)
-    return (
-        f"{clock(snapshot.seconds)}  step {_steps(status)[0]}  reward {last.reward:.3f}  staleness "
-        f"{last.staleness:.2f}  {_speed(status):,.0f} tokens/s{_steps(status)[1]}{f'  {ended}' if ended else ''}  "
-        f"{snapshot.stage}"
-    )
+    status, parts = snapshot.status, [clock(snapshot.seconds)]
+    if status is not None and status.history:
+        done, left = _steps(status)
+        last = status.history[-1]
+        parts += [f"step {done}", f"reward {last.reward:.3f}", f"staleness {last.staleness:.2f}"]
+        parts.append(f"{_speed(status):,.0f} tokens/s{left}")
+    if status is not None and (ended := ended_shares(status.ended)):
+        parts.append(ended)
+    return "  ".join([*parts, snapshot.stage])
 
 
 def summary(snapshot: RunSnapshot) -> list[str]:
@@ -90,7 +90,8 @@ def summary(snapshot: RunSnapshot) -> list[str]:
         lines += [_accuracy(results), *failed_summary(results)]
     if status.history:
         lines.append(f"reward of the last batch: {status.history[-1].reward:.3f}")
-    if spent := engine_shares(_metrics(status)):
+    if shares := _engine_shares(_metrics(status)):
+        spent = ", ".join(f"{share} {activity}" for activity, share in shares)
         lines.append(f"time of the engines: {spent}")
     lines += ended_summary(status.ended, directory)
     if status.last_checkpoint.path:
@@ -102,14 +103,11 @@ def summary(snapshot: RunSnapshot) -> list[str]:
     return lines
 
 
-def engine_shares(metrics: Mapping[str, float]) -> str:
-    """Return the share of each activity in the seconds of all engines: 81 % generating, 19 % dead. Empty: there are
-    none."""
-    seconds = {name: metrics.get(f"{ENGINE_SECONDS}{name}", 0.0) for name in ENGINE_TEXTS}
+def _engine_shares(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return each activity with its share of the seconds of all engines: (generating, 81 %). Empty: there are none."""
+    seconds = {text: metrics.get(f"{ENGINE_SECONDS}{name}", 0.0) for name, text in ENGINE_TEXTS.items()}
     total = sum(seconds.values())
-    if not total:
-        return ""
-    return ", ".join(f"{100 * seconds[name] / total:.0f} % {text}" for name, text in ENGINE_TEXTS.items())
+    return [(text, f"{100 * spent / total:.0f} %") for text, spent in seconds.items()] if total else []
 
 
 def checkpoint_line(status: RunStatus, directory: Path) -> str:
@@ -134,12 +132,12 @@ def _rows(snapshot: RunSnapshot, width: int) -> Iterator[tuple[str, Text]]:
         yield "note", Text(snapshot.note, style="yellow")
     if snapshot.status is not None:
         yield from _status_rows(snapshot.status, width)
-    if snapshot.components:
-        yield "components", _components(snapshot)
     for exited in _exits(snapshot)[-MAX_EXITS:]:
         yield "exited", Text(exited, style="yellow")
     for message in _trainer_messages(snapshot):
         yield "trainer", Text(message, style="yellow")
+    if snapshot.components:  # last: a terminal with few lines cuts the end of the panel
+        yield "components", _components(snapshot)
 
 
 def _status_rows(status: RunStatus, width: int) -> Iterator[tuple[str, Text]]:
@@ -181,15 +179,18 @@ def _components(snapshot: RunSnapshot) -> Text:
     lines = [_component(component) for component in snapshot.components]
     for connected in snapshot.status.components if snapshot.status else []:
         if connected.role == "agent" and connected.restarts:
-            lines.append(Text(f"engine restarts {connected.restarts}", "yellow"))
+            lines.append(Text(f"engine of {connected.instance}{_restarts(connected.restarts)}", "yellow"))
     return Text("\n").join(lines)
 
 
 def _component(component: ComponentState) -> Text:
-    count = component.restarts
-    restarts = f" ({count} restart{'s' if count > 1 else ''})" if count else ""
     detail = f" {component.detail}" if component.detail else ""
-    return Text.assemble(("● ", STATE_STYLE.get(component.state, "")), f"{component.name}{detail}{restarts}")
+    text = f"{component.name}{detail}{_restarts(component.restarts)}"
+    return Text.assemble(("● ", STATE_STYLE.get(component.state, "")), text)
+
+
+def _restarts(count: int) -> str:
+    return f" ({count} restart{'s' if count > 1 else ''})" if count else ""
 
 
 def _exits(snapshot: RunSnapshot) -> list[str]:
@@ -234,13 +235,16 @@ def _answered(result: EvaluationResult) -> str:
 def draw_usage(snapshot: RunSnapshot, width: int = 0) -> Group:
     """Return the tables of `rljob top`: components and their usage, engines, queues and time.
 
-    On a terminal of ``width`` columns less important columns are omitted; 0: no limit.
+    On a terminal of ``width`` columns less important columns are omitted, and tables are side by side; 0: neither.
     """
     snapshot = escape_data(snapshot)
-    lines: list[RenderableType] = [_head(snapshot), "", _usage_table(snapshot.components, width)]
+    lines: list[RenderableType] = [_head(snapshot), Text(snapshot.stage), ""]
+    if snapshot.components:
+        lines.append(_usage_table(snapshot.components, width))
     if snapshot.note:
         lines.append(Text(snapshot.note, style="yellow"))
-    for table in (_engines(snapshot.status, width), _flow(snapshot.status)) if snapshot.status is not None else ():
+    status = snapshot.status
+    for table in (_engines(status, width), _flow(status, width)) if status is not None else ():
         lines += ["", table] if table.row_count else []
     return Group(*lines)
 
@@ -269,26 +273,33 @@ def _engines(status: RunStatus, width: int) -> Table:
     return fitting_table(["engine", "state", "running", "waiting", "restarts"], rows, width, ENGINES_DROPPED)
 
 
-def _flow(status: RunStatus) -> Table:
-    """Return samples by queue, seconds by activity, and tokens per second."""
+def _flow(status: RunStatus, width: int) -> Table:
+    """Return samples by queue, seconds by activity, shares of the engines' time, and tokens per second.
+
+    Two tables side by side keep `rljob top` within the lines of a terminal. One table needs 34 columns.
+    """
     metrics = _metrics(status)
-    rows = [[queue.name, f"{queue.value:,}"] for queue in status.queues]
-    for name, value in metrics.items():
-        if name.startswith(ACTIVITY):
-            rows.append([f"seconds {name.removeprefix(ACTIVITY).replace('_', ' ')}", f"{value:,.0f}"])
-    if spent := engine_shares(metrics):
-        rows.append(["engines", spent])
+    queues = [[queue.name, f"{queue.value:,}"] for queue in status.queues]
+    times = [
+        [f"seconds {name.removeprefix(ACTIVITY).replace('_', ' ')}", f"{value:,.0f}"]
+        for name, value in metrics.items()
+        if name.startswith(ACTIVITY)
+    ]
+    times += [[f"engines {activity}", share] for activity, share in _engine_shares(metrics)]
     if "tokens_per_second" in metrics:
-        rows.append(["tokens/s", f"{metrics['tokens_per_second']:,.0f}"])
-    return fitting_table(["metric", "now"], rows)
+        times.append(["tokens/s", f"{metrics['tokens_per_second']:,.0f}"])
+    return side_by_side(["metric", "now"], [queues, times], width)
 
 
-def evaluation_table(step: int, results: Sequence[EvaluationResult]) -> Group:
+def evaluation_table(step: int, results: Sequence[EvaluationResult], width: int = 0) -> Group:
     """Return the table of `rljob evaluate`: the results of the checkpoint of ``step`` by task, and over several tasks,
-    and a line for each task with failed problems."""
+    and a line for each task with failed problems.
+
+    On a terminal of ``width`` columns less important columns are omitted; 0: no limit.
+    """
     results = escape_data(results)
-    rates = [rate.k for rate in results[0].pass_at] if results else []
-    header = [f"step {step}", "accuracy", *(f"pass@{k}" for k in rates), "mean reward", "problems"]
+    rates = [f"pass@{rate.k}" for rate in results[0].pass_at] if results else []
+    header = [f"step {step}", "accuracy", *rates, "mean reward", "problems"]
     shown = [(result.task, result) for result in results]
     if len({result.task for result in results}) > 1:
         shown.append(("all tasks", over_tasks(results)))
@@ -302,7 +313,7 @@ def evaluation_table(step: int, results: Sequence[EvaluationResult]) -> Group:
         ]
         for name, result in shown
     ]
-    table = fitting_table(header, rows)
+    table = fitting_table(header, rows, width, ["mean reward", "problems", *rates])
     return Group(table, *(f"{result.task}: {failed_problems(result)}" for result in results if result.failed))
 
 
