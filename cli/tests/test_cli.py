@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rljob.api.algorithm_presets import ZERO_FOR_ONE_SAMPLE
 from rljob.api.explain import manifest_page
 from rljob.api.load import loads
 from rljob.api.resolve import resolve
@@ -63,6 +64,12 @@ def test_explain_describes_a_field(rljob):
     code, out, _ = rljob("explain", "--field", "spec.training.maxStaleness")
     assert code == 0
     assert out.startswith("spec.training.maxStaleness: whole number ≥ 0 and ≤ 64; default 1\n\nα: trainer version")
+
+
+def test_explain_tells_the_effect_of_one_sample_per_prompt(rljob):
+    _, out, _ = rljob("explain", "--field", "spec.training.samplesPerPrompt")
+    for name in ("group_normalized", *ZERO_FOR_ONE_SAMPLE):
+        assert f"`{name}`" in out
 
 
 @pytest.mark.parametrize("arguments", [[], ["--docs", "--field", "spec"]])

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from rljob.api.algorithm import Algorithm
+from rljob.api.algorithm_presets import ZERO_FOR_ONE_SAMPLE
 from rljob.api.base import Label, Labels, Model, Name, Text
 from rljob.api.field_metadata import FieldMeta
 from rljob.api.kubernetes import NO_POLICIES, Downloads, Network, Storage
@@ -71,6 +72,15 @@ class ModelSource(Model):
     """Where a model that is not trained runs: in the trainer's processes, or as a pool of engines."""
 
 
+def _samples_per_prompt() -> str:
+    """Return the description of samplesPerPrompt: it lists the advantages that refuse groups of one sample."""
+    *names, last = (f"`{name}`" for name in ZERO_FOR_ONE_SAMPLE)
+    return (
+        "Samples per prompt (group size). With 1, the advantage `group_normalized` (GRPO) is the reward itself, "
+        f"without a baseline; {', '.join(names)} and {last} would always be 0 and are refused."
+    )
+
+
 class Training(Model):
     """Size and length of training."""
 
@@ -78,8 +88,7 @@ class Training(Model):
     """Optimizer steps (batches) to train; each produces one new policy version. 0: evaluate only."""
     prompts_per_step: Annotated[int, Field(ge=1, le=65_536)] = 32
     """Prompts (groups) per batch."""
-    samples_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Samples per prompt (group size). `algorithm.advantage` describes the effect of 1."""
+    samples_per_prompt: Annotated[int, Field(ge=1, le=1024, description=_samples_per_prompt())] = 8
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 1
     """α: trainer version at consumption minus the lowest policy version of any token of a sample is at most this.
     0: synchronous training."""
