@@ -369,6 +369,12 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "an unknown incarnation was verified": (
         META, sql("UPDATE meta SET value = '9' WHERE key = 'verified_incarnation'"),
     ),
+    "a sample that did not fail has a failure": (
+        META, sql("UPDATE failures SET sample = (SELECT id FROM samples WHERE state = 'trained' LIMIT 1)"
+                  " WHERE number = 1"),
+    ),
+    "a failure is of an unknown sample": (META, sql("UPDATE failures SET sample = 'g555.0' WHERE number = 1")),
+    "a failure was deleted": (META, sql("DELETE FROM failures WHERE number = 1")),
     "the end of the run is not a time": (META, sql("UPDATE meta SET value = 'x' WHERE key = 'finished'")),
     "a completion was deleted": (TURNS, sql(f"DELETE FROM completions WHERE sample = {WRITTEN}")),
     "a completion is of an unknown sample": (

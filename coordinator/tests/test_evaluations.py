@@ -218,6 +218,34 @@ async def test_results_count_failed_problems(new_world: Any, tmp_path: Path) -> 
     assert world.run.evaluations.results[0] == first
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_result_has_the_last_failure_in_time_also_after_a_restart(
+    new_world: Any, tmp_path: Path, restarts: bool
+) -> None:
+    """Neither the order of the samples nor that of the texts decides."""
+    world = new_world(job(steps=0, evaluation={"problems": 4}), tmp_path)
+    world.agents[0].hold = True
+    await world.start()
+    world.connect_all()
+    while world.run.evaluations.running is None:
+        await world.some(1)
+    for sample, reason in (("e0.1.0", "b"), ("e0.3.0", "z"), ("e0.0.0", "a, the last"), ("e0.2.0", "")):
+        if restarts:
+            await world.store.drain()
+            world.kill_coordinator()
+            await world.start()
+            world.connect_all()
+        if reason:
+            world.run.outcomes.failed(world.run.trajectories.by_sample[sample], reason)
+    world.agents[0].hold = False
+    await world.settle()
+    (result,) = world.run.evaluations.results
+    assert (result.failed, result.failure) == (3, "a, the last")
+    world.kill_coordinator()
+    await world.start()
+    assert world.run.evaluations.results == [result]
+
+
 ANSWERS = {"problems": 3, "samplesPerProblem": 4, "passAt": [1, 2, 4], "passReward": 0.5}
 REWARDS = {"e0.0": [1.0, 0.0, 0.5, math.nan], "e0.1": [0.0] * 4, "e0.2": [1.0] * 4}
 """Group → rewards of its samples; nan: the sample fails."""

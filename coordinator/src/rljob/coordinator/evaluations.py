@@ -37,7 +37,7 @@ class Evaluations:
         self._open: dict[str, Sample] = {}
         self._rewards: dict[str, dict[str, list[float | None]]] = {}
         """Task → group → rewards of its samples that ended; None: the sample failed."""
-        self._failures: dict[str, list[str]] = {}  # task → reasons
+        self._failures: dict[str, str] = {}  # task → reason of its last failure
 
     def wanted(self, version: int) -> bool:
         """Return whether ``version`` must be evaluated and has no result yet."""
@@ -67,12 +67,13 @@ class Evaluations:
         self.resume(version, trajectories, [])
 
     def resume(self, version: int, open_: list[Trajectory], ended: list[tuple[str, str, float | None, str]]) -> None:
-        """Start with open samples and ended ones: (task, group, reward, reason); reward None: the sample failed."""
+        """Start with open samples and ended ones: (task, group, reward, reason), failed ones in order of time; reward
+        None: the sample failed."""
         assert self._spec.evaluation is not None
         self.running = version
         self._open = {trajectory.sample.id: trajectory.sample for trajectory in open_}
         self._rewards = {task: {} for task in self._spec.evaluation.tasks or []}
-        self._failures = {task: [] for task in self._rewards}
+        self._failures = {}
         for task, group, reward, reason in ended:
             self._count(task, group, reward, reason)
         log.info("evaluating version %d: %d answers", version, len(open_))
@@ -102,7 +103,7 @@ class Evaluations:
 
     def _count(self, task: str, group: str, reward: float | None, reason: str) -> None:
         if reward is None:
-            self._failures[task].append(reason)
+            self._failures[task] = reason
         self._rewards[task].setdefault(group, []).append(reward)
 
     def _finish_if_complete(self) -> None:
@@ -110,7 +111,7 @@ class Evaluations:
             return
         assert self._spec.evaluation is not None
         for task, rewards in self._rewards.items():
-            failure = max(self._failures[task], default="")  # as queries.evaluation_results
+            failure = self._failures.get(task, "")
             result = evaluation_result(self.running, task, list(rewards.values()), self._spec.evaluation, failure)
             self.results.append(result)
             self._ledger.record_evaluation(result)

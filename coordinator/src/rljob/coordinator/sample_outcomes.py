@@ -44,12 +44,12 @@ class SampleOutcomes:
         run, sample = self._run, trajectory.sample
         log.warning("sample %s failed: %s", sample.id, escape_line(reason))
         run.trajectories.drop([sample.id])
+        run.ledger.record_failure(sample.id)
         if trajectory.kind is Kind.EVALUATION:
             run.ledger.end_samples([sample.id], State.FAILED, reason)
             run.evaluations.take(sample, None, reason)
         else:
             run.last_failure = reason
-            run.ledger.record_last_failure(reason)
             run.end_samples(run.scheduler.fail(sample, reason))
             self._check_no_progress(reason)
         run.changed()

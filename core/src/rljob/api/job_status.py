@@ -221,7 +221,7 @@ class EvaluationResult(StatusPart):
     failed: Count = 0
     """Answers that could not be scored, counted as reward 0. They do not pass."""
     failure: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
-    """Reason of one of them."""
+    """Reason of the last of them."""
     samples_per_problem: Count = 1
     """Answers to each problem."""
     pass_at: Annotated[list[PassRate], Field(max_length=MOST_PASS_AT)] = field(default_factory=list)

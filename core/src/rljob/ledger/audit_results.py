@@ -225,7 +225,7 @@ RESULTS = (
     ),
     Property(
         "the records for a restart are valid",
-        "SELECT COUNT(*) FROM meta",
+        "SELECT (SELECT COUNT(*) FROM meta) + (SELECT COUNT(*) FROM failures)",
         (
             AuditRule(
                 "SELECT key FROM meta WHERE key IN ('coordinator_starts', 'verified_incarnation')"
@@ -244,6 +244,17 @@ RESULTS = (
             ),
             AuditRule(
                 "SELECT key FROM meta WHERE key = 'finished' AND CAST(value AS REAL) <= 0", "its value is not a time"
+            ),
+            AuditRule(
+                "SELECT 'failure ' || f.number FROM failures f LEFT JOIN samples s ON s.id = f.sample"
+                " WHERE s.state IS NOT 'failed'",
+                "its sample did not fail",
+            ),
+            AuditRule(
+                "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.state = 'failed'"
+                " AND NOT EXISTS (SELECT 1 FROM samples o JOIN failures f ON f.sample = o.id"
+                " WHERE o.group_id = s.group_id AND (g.kind = 'train' OR o.id = s.id))",
+                "it failed, but no failure is recorded",
             ),
         ),
     ),

@@ -32,7 +32,7 @@ def evaluation_result(
         problems: rewards of the answers to each problem, settings.samples_per_problem of each; None: the answer could
             not be scored. It does not pass, and counts as 0 in the mean reward.
         settings: of the manifest.
-        failure: why one of the answers could not be scored.
+        failure: why the last answer of those that could not be scored failed; empty if all were scored.
     """
     rewards = [reward for answers in problems for reward in answers]
     passed = [sum(reward is not None and reward >= settings.pass_reward for reward in answers) for answers in problems]

@@ -116,7 +116,10 @@ def admissions(store: Store) -> Admissions:
         f" AND state NOT IN ({quoted(OPEN)}) GROUP BY state"
     )
     counts = {State(row[0]): row[1] for row in ends}
-    failure = store.query("SELECT value FROM meta WHERE key = 'last_failure'")
+    failure = store.query(
+        "SELECT s.reason FROM failures f CROSS JOIN samples s ON s.id = f.sample CROSS JOIN groups g"
+        " ON g.id = s.group_id WHERE g.kind = 'train' ORDER BY f.number DESC LIMIT 1"
+    )
     last_failure = failure[0][0] if failure else ""
     return Admissions(groups[0][0], rejected[0][0], counts, last_failure)
 
@@ -290,7 +293,7 @@ def samples_of_batch(store: Store, step: int) -> list[str]:
 @dataclass(frozen=True)
 class OpenEvaluation:
     """The running evaluation: its groups with an open sample, and (task, group, reward, reason) of the samples that
-    ended; reward None: the sample failed for this reason."""
+    ended, the failed ones in order of time; reward None: the sample failed for this reason."""
 
     version: int
     groups: list[GroupRecord]
@@ -298,12 +301,12 @@ class OpenEvaluation:
 
 
 def evaluation_results(store: Store) -> list[EvaluationResult]:
-    """Return the results of all evaluations, by version."""
-    failures = {
+    """Return the results of all evaluations, by version, with the last failure of each."""
+    failures = {  # the last row of a key remains
         (row["version"], row["task"]): row["reason"]
         for row in store.query(
-            "SELECT g.version, g.task, MAX(s.reason) AS reason FROM groups g JOIN samples s ON s.group_id = g.id"
-            " WHERE g.kind = 'evaluation' AND s.state = 'failed' GROUP BY g.version, g.task"
+            "SELECT g.version, g.task, s.reason FROM failures f JOIN samples s ON s.id = f.sample"
+            " JOIN groups g ON g.id = s.group_id WHERE g.kind = 'evaluation' ORDER BY f.number"
         )
     }
     return [
@@ -328,7 +331,8 @@ def open_evaluation(store: Store) -> OpenEvaluation | None:
         return None
     ended = store.query(
         "SELECT g.task, g.id, s.reward, s.reason FROM groups g JOIN samples s ON s.group_id = g.id"
-        " WHERE g.kind = 'evaluation' AND g.version = ? AND s.state != 'admitted'",
+        " LEFT JOIN failures f ON f.sample = s.id"
+        " WHERE g.kind = 'evaluation' AND g.version = ? AND s.state != 'admitted' ORDER BY f.number",
         groups[0].version,
     )
     return OpenEvaluation(groups[0].version, groups, [tuple(row) for row in ended])

@@ -33,6 +33,10 @@ CREATE TABLE IF NOT EXISTS scores (         -- of each sample with a reward: wha
     metrics TEXT NOT NULL,                  -- JSON
     text TEXT NOT NULL                      -- of the last turn
 );
+CREATE TABLE IF NOT EXISTS failures (       -- samples that failed by themselves; the other samples of their groups end with them
+    number INTEGER PRIMARY KEY,             -- from 1, in order of time
+    sample TEXT NOT NULL UNIQUE REFERENCES samples(id)
+);
 CREATE INDEX IF NOT EXISTS samples_by_group ON samples (group_id);
 CREATE INDEX IF NOT EXISTS samples_open ON samples (state) WHERE state IN ('admitted', 'scored', 'batched');
 CREATE INDEX IF NOT EXISTS samples_by_step ON samples (step) WHERE step IS NOT NULL;

@@ -37,7 +37,7 @@ descriptor of that would drop SQLite's locks."""
 CHECKPOINT_COMMITS = 512
 
 SCHEMA = files(__package__).joinpath("schema.sql").read_text()
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Version of schema.sql; stored in the ledger as user_version."""
 
 Effect = Callable[[], None]

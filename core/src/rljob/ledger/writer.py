@@ -42,10 +42,6 @@ class LedgerWriter(Store):
         """Record a sentence that readers of the run must see."""
         self.execute("INSERT INTO warnings (time, message) VALUES (?,?)", now(), message)
 
-    def record_last_failure(self, reason: str) -> None:
-        """Record why a training sample has just failed by itself. Its group's other samples end with it."""
-        self._set("last_failure", reason)
-
     def _set(self, key: str, value: str) -> None:
         self.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", key, value)
 
@@ -144,6 +140,11 @@ class LedgerWriter(Store):
     def end_samples(self, samples: Collection[str], end: State, reason: str) -> None:
         """End samples with any end except ``evaluated``."""
         self.execute_many(_transition(end, "reason"), [(reason, sample) for sample in samples], all_change=True)
+
+    def record_failure(self, sample: str) -> None:
+        """Record that a sample has just failed by itself. :meth:`end_samples` ends it and the samples that end with
+        it."""
+        self.execute("INSERT INTO failures (sample) VALUES (?)", sample)
 
     # --- batches ---
 
