@@ -19,6 +19,7 @@ from rljob.cli import ledger
 from rljob.cli.ledger import COLUMNS
 from rljob.cli.main import main
 from rljob.ledger.audit import audit
+from rljob.ledger.store import SCHEMA_VERSION
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -73,6 +74,25 @@ def test_failed_samples_are_listed_with_their_reason_also_those_that_had_an_answ
     _, out, _ = rljob("samples", run, "--state", "failed", "--group", "g2")
     texts = [line.split("\t")[-1] for line in out.splitlines()[1:]]
     assert texts == [own, *[other] * (len(texts) - 1)] and len(texts) > 1
+
+
+def test_failed_samples_are_counted_with_their_share_and_the_last_reason(
+    rljob: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    alter(run, "UPDATE samples SET reason = 'z, first' WHERE id = 'g1.0'")
+    alter(run, "UPDATE samples SET reason = 'a, ' || printf('%.300c', 'x') WHERE id = 'g5.1'")
+    alter(run, "UPDATE samples SET state = 'scored' WHERE group_id = 'g2'")
+    ((failed, ended),) = ask(run, "SELECT TOTAL(state = 'failed'), TOTAL(state != 'scored') FROM samples")
+    counted = f"{failed:.0f} failed samples ({100 * failed / ended:.0f} % of the {ended:.0f} that have ended)"
+    last = f"last: a, {'x' * 196}…"
+    code, out, err = rljob("samples", run, "--state", "failed", "--limit", 1)
+    assert (code, len(out.splitlines())) == (0, 2), "only the table is on stdout"
+    assert err == f"rljob: 1 of {counted}, {last}; --limit {failed:.0f} lists all\n"
+    _, out, err = rljob("samples", run, "--state", "failed", "-o", "json")
+    assert (len(json.loads(out)), err) == (failed, f"rljob: {counted}, {last}\n")
+    _, out, err = rljob("samples", run, "--state", "failed", "--group", "g1", "--kind", "train", "--task", "sums")
+    assert err == "rljob: 1 failed sample (33 % of the 3 that have ended), last: z, first\n"
 
 
 def test_samples_on_a_terminal_are_a_table_of_its_width(
@@ -262,7 +282,8 @@ def test_a_ledger_of_another_version_or_a_run_that_has_not_started_exits_2(
     alter(run, "PRAGMA user_version=99")
     for command in (("samples", run), ("audit", run), ("show", run, "g0.0")):
         code, out, err = rljob(*command)
-        assert (code, out) == (2, "") and "another version of rljob (ledger 99, this one reads 7)" in err
+        assert (code, out) == (2, "")
+        assert f"another version of rljob (ledger 99, this one reads {SCHEMA_VERSION})" in err
     (run / "ledger.sqlite").unlink()
     for command in (("samples", run), ("audit", run), ("show", run, "g0.0")):
         code, out, err = rljob(*command)

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import pytest
 from fastapi import FastAPI
-from ledgers import alter, batch_of, copy, write_checkpoint
+from ledgers import alter, ask, batch_of, copy, write_checkpoint
 from world import World, job
 
 from rljob.coordinator import ledger_api
@@ -26,7 +26,7 @@ from rljob.coordinator.routes import build_app
 from rljob.ledger.audit import Report, audit
 from rljob.ledger.reader import LedgerReader, kept_checkpoints
 from rljob.ledger.sample_detail import SampleDetail, show
-from rljob.protocol.run_status import NOTE_HEADER
+from rljob.protocol.run_status import NOTE_HEADER, decode_note
 
 HEADER = b'{"w": {"dtype": "F32", "shape": [320000], "data_offsets": [0, 1280000]}}'
 WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(range(256)) * 5000
@@ -77,6 +77,19 @@ async def test_an_empty_list_has_a_reason_and_an_unknown_task_an_error(client: h
     answer = await client.get("/v1/samples?step=999")
     assert answer.json() == [] and answer.headers[NOTE_HEADER] == "there is no batch 999 yet; the newest is 5"
     assert NOTE_HEADER not in (await client.get("/v1/samples?limit=1")).headers
+
+
+async def test_failed_samples_have_a_note_with_their_share_and_the_last_reason(
+    client: httpx.AsyncClient, run: Path
+) -> None:
+    alter(run, "UPDATE samples SET reason = 'no\n😀 100 %: é' WHERE id = 'g5.1'")
+    ((failed, ended),) = ask(run, "SELECT TOTAL(state = 'failed'), COUNT(*) FROM samples")
+    answer = await client.get("/v1/samples?state=failed&limit=1")
+    assert len(answer.json()) == 1 and answer.headers[NOTE_HEADER].isascii()
+    assert decode_note(answer.headers[NOTE_HEADER]) == (
+        f"1 of {failed:.0f} failed samples ({100 * failed / ended:.0f} % of the {ended} that have ended),"
+        rf" last: no\n😀 100 %: é; --limit {failed:.0f} lists all"
+    )
 
 
 async def test_a_model_is_fetched_file_by_file_from_an_offset(client: httpx.AsyncClient, run: Path) -> None:

@@ -23,6 +23,7 @@ from rljob.cli.cluster_commands import Context, Namespace
 from rljob.cli.options import RUN_HELP, Format, Output, RunName, complete_runs, echo, echo_json, report
 from rljob.ledger.audit import Report
 from rljob.ledger.audit import audit as audit_run
+from rljob.ledger.failed_samples import failed_note
 from rljob.ledger.reader import (
     MOST_SAMPLES,
     LedgerReader,
@@ -113,7 +114,7 @@ def samples(
         rows, note = coordinator.ask("/v1/samples", list[SampleRow], **query)
     else:
         rows, note = _local_samples(run, selection)
-    if not rows:
+    if note:
         report(note)
     if output is ListFormat.JSON:
         echo_json(msgspec.json.encode(rows))
@@ -130,12 +131,13 @@ def _query_value(value: object) -> object:
 
 
 def _local_samples(run: str | None, selection: Selection) -> tuple[list[SampleRow], str]:
-    """Return samples of a local run, and the reason if there are none."""
+    """Return samples of a local run, and a note: the reason if there are none; of failed samples, how many there
+    are."""
     with _open_run(run) as path, LedgerReader(path) as ledger:
         if problem := unknown_task(ledger, selection):
             raise CliError(problem, 2)
         rows = select_samples(ledger, selection)
-        return rows, "" if rows else why_empty(ledger, selection)
+        return rows, failed_note(ledger, selection, len(rows)) if rows else why_empty(ledger, selection)
 
 
 def _cells(row: SampleRow) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rljob.api.job_status import EndedSamples, EvaluationResult
+from rljob.ledger.failed_samples import percent
 
 LARGE_SHARE = 0.1
 """A smaller share of filtered, surplus or expired samples is normal and not shown."""
@@ -32,7 +33,7 @@ def ended_rows(ended: EndedSamples) -> Iterator[tuple[str, str]]:
 
 def ended_shares(ended: EndedSamples) -> str:
     """Return the ends of :func:`ended_rows` with their shares on one line: failed 66 %, filtered 20 %."""
-    return ", ".join(f"{end} {_percent(getattr(ended, end), ended)}" for end, _ in ended_rows(ended))
+    return ", ".join(f"{end} {percent(getattr(ended, end), _total(ended))}" for end, _ in ended_rows(ended))
 
 
 def ended_summary(ended: EndedSamples, directory: Path) -> Iterator[str]:
@@ -64,12 +65,7 @@ def _total(ended: EndedSamples) -> int:
 
 
 def _count(number: int, ended: EndedSamples) -> str:
-    return f"{number:,} sample{'' if number == 1 else 's'} ({_percent(number, ended)})"
-
-
-def _percent(number: int, ended: EndedSamples) -> str:
-    share = 100 * number / max(1, _total(ended))
-    return "<1 %" if share < 1 else f"{share:.0f} %"
+    return f"{number:,} sample{'' if number == 1 else 's'} ({percent(number, _total(ended))})"
 
 
 def _cut(reason: str) -> str:

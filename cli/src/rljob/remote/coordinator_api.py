@@ -14,7 +14,7 @@ from rljob.api.pod_models import READERS_PORT
 from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
 from rljob.manifests.names import claim_name, ledger_claim_name
-from rljob.protocol.run_status import NOTE_HEADER, RunStatus, status_from
+from rljob.protocol.run_status import NOTE_HEADER, RunStatus, decode_note, status_from
 from rljob.remote import port_forward
 from rljob.remote.api import FORBIDDEN, UNAUTHORIZED, ApiRefusedError
 from rljob.remote.lookup import COORDINATOR, Namespace, conditions, holds, is_active
@@ -54,7 +54,7 @@ class CoordinatorApi:
         """
         with self.open(path, **query) as answer:
             data = _read_all(answer)
-            note = answer.getheader(NOTE_HEADER) or ""
+            note = decode_note(answer.getheader(NOTE_HEADER) or "")
         try:
             return msgspec.json.decode(data, type=kind), note
         except msgspec.ValidationError:

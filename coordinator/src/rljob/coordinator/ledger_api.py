@@ -1,6 +1,7 @@
 """HTTP API over a run's ledger and checkpoints: samples, audit, and the files of a model.
 
-    GET /v1/samples                          list of SampleRow; the header Rljob-Note explains an empty list
+    GET /v1/samples                          list of SampleRow; the header Rljob-Note explains an empty list, and counts
+                                             failed samples
     GET /v1/samples/NAME                     a SampleDetail
     GET /v1/audit                            a Report
     GET /v1/checkpoints                      the kept checkpoints: step, damage (a sentence, or empty), and of the
@@ -35,6 +36,7 @@ from fastapi import FastAPI, HTTPException, Query, Response
 from fastapi import Path as PathParameter
 from starlette.responses import StreamingResponse
 
+from rljob.ledger.failed_samples import failed_note
 from rljob.ledger.reader import (
     MOST_SAMPLES,
     KeptCheckpoint,
@@ -50,7 +52,7 @@ from rljob.ledger.reader import samples as select_samples
 from rljob.ledger.states import Kind, State
 from rljob.protocol.checkpoint_files import STATE_FILE, is_inside
 from rljob.protocol.checkpoint_record import OTHER_RECORD, decode_state, model_files
-from rljob.protocol.run_status import NOTE_HEADER
+from rljob.protocol.run_status import NOTE_HEADER, encode_note
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +89,7 @@ def add_ledger_api(app: FastAPI, storage: Path) -> None:
             body, note = await asyncio.to_thread(_select, storage, selection)
         except LookupError as error:
             raise HTTPException(404, str(error)) from None
-        return Response(body, media_type=JSON, headers={NOTE_HEADER: note} if note else None)
+        return Response(body, media_type=JSON, headers={NOTE_HEADER: encode_note(note)} if note else None)
 
     @app.get("/v1/samples/{name}")
     async def sample(name: Annotated[str, PathParameter(max_length=256)]) -> Response:
@@ -121,7 +123,7 @@ def add_ledger_api(app: FastAPI, storage: Path) -> None:
 
 
 def _select(storage: Path, selection: Selection) -> tuple[bytes, str]:
-    """Return (the samples as JSON, the reason if there are none).
+    """Return (the samples as JSON, a note: the reason if there are none; of failed samples, how many there are).
 
     Raises:
         LookupError: the task does not exist.
@@ -130,7 +132,8 @@ def _select(storage: Path, selection: Selection) -> tuple[bytes, str]:
         if problem := unknown_task(ledger, selection):
             raise LookupError(problem)
         rows: list[SampleRow] = select_samples(ledger, selection)
-        return msgspec.json.encode(rows), "" if rows else why_empty(ledger, selection)
+        note = failed_note(ledger, selection, len(rows)) if rows else why_empty(ledger, selection)
+        return msgspec.json.encode(rows), note
 
 
 class _Checkpoint(msgspec.Struct):

@@ -18,7 +18,7 @@ from rljob.api.job_status import (
     Queue,
     State,
 )
-from rljob.api.text_escape import escape_block, escape_line
+from rljob.api.text_escape import escape_block, short_line
 from rljob.coordinator.awaited_sample import awaited_sample
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.run import Run
@@ -93,8 +93,7 @@ def _evaluations(run: Run) -> list[EvaluationResult]:
 
 def _reason(text: str) -> str:
     """Return the reason of a failed sample as one line of bounded length. It may contain text of models and rewards."""
-    line = escape_line(text[:LONGEST_REASON])
-    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 1]}…"
+    return short_line(text, LONGEST_REASON)
 
 
 def _metrics(run: Run) -> dict[str, float]:

@@ -31,6 +31,12 @@ def escape_line(text: str) -> str:
     return _IN_LINE.sub(_escape, text)
 
 
+def short_line(text: str, most: int) -> str:
+    """Return ``text`` on one line, escaped, and cut to ``most`` characters."""
+    line = escape_line(text[:most])
+    return line if len(line) <= most and len(text) <= most else f"{line[: most - 1]}…"
+
+
 def escape_block(text: str) -> str:
     """Return ``text`` with its newlines and tabs, all other control and invisible characters escaped."""
     return _IN_BLOCK.sub(_escape, text)

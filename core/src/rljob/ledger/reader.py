@@ -207,24 +207,29 @@ class Selection:
 
 def samples(ledger: LedgerReader, selection: Selection) -> list[SampleRow]:
     """Return the samples of a selection. Samples without the sort key come last in either direction."""
-    conditions = {
+    where, values = conditions(selection)
+    key = _KEYS[selection.sort]
+    rows = ledger.rows(
+        f"SELECT {COLUMNS} FROM samples s JOIN groups g ON g.id = s.group_id WHERE {where}"
+        f" ORDER BY {key} IS NULL, {key} {'ASC' if selection.reverse else 'DESC'}, g.kind DESC, g.version, g.seq,"
+        " s.member LIMIT ?",
+        *values,
+        selection.limit,
+    )
+    return [SampleRow(*row) for row in rows]
+
+
+def conditions(selection: Selection) -> tuple[str, list[Any]]:
+    """Return the filters of a selection as an SQL condition on samples s and groups g, and its values."""
+    filters = {
         "g.task": selection.task,
         "s.step": selection.step,
         "s.state": selection.state,
         "s.group_id": selection.group,
         "g.kind": selection.kind,
     }
-    wanted = {column: value for column, value in conditions.items() if value is not None}
-    where = " AND ".join(["1", *(f"{column} = ?" for column in wanted)])
-    key = _KEYS[selection.sort]
-    rows = ledger.rows(
-        f"SELECT {COLUMNS} FROM samples s JOIN groups g ON g.id = s.group_id WHERE {where}"
-        f" ORDER BY {key} IS NULL, {key} {'ASC' if selection.reverse else 'DESC'}, g.kind DESC, g.version, g.seq,"
-        " s.member LIMIT ?",
-        *wanted.values(),
-        selection.limit,
-    )
-    return [SampleRow(*row) for row in rows]
+    wanted = {column: value for column, value in filters.items() if value is not None}
+    return " AND ".join(["1", *(f"{column} = ?" for column in wanted)]), list(wanted.values())
 
 
 def unknown_task(ledger: LedgerReader, selection: Selection) -> str:

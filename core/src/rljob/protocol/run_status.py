@@ -7,9 +7,11 @@ Field names are camelCase on the wire. A reader decodes with :func:`decode_statu
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote, unquote
 
 from pydantic import TypeAdapter
 
@@ -25,7 +27,18 @@ from rljob.api.job_status import (
 )
 
 NOTE_HEADER = "Rljob-Note"
-"""HTTP header of an answer to a reader: a sentence on an answer that is empty or not all."""
+"""HTTP header of an answer to a reader: a sentence on an answer that is empty or not all. See :func:`encode_note`."""
+
+
+def encode_note(note: str) -> str:
+    """Return a sentence as the value of :data:`NOTE_HEADER`: ``%``, and all that is not printable ASCII, is
+    percent-encoded."""
+    return quote(note, safe=f"{string.punctuation} ".replace("%", ""))
+
+
+def decode_note(value: str) -> str:
+    """Return the sentence of a :data:`NOTE_HEADER`."""
+    return unquote(value)
 
 
 @dataclass
