@@ -17,9 +17,9 @@ from world import job, m
 
 from rljob.coordinator.metrics import REFUSED, REGISTRY
 from rljob.coordinator.routes import build_app
-from rljob.coordinator.websocket_protocol import WebSocketProtocol
 from rljob.protocol.connection_limits import HttpLimits
 from rljob.protocol.http_server import HttpServer, token_check
+from rljob.protocol.websocket_protocol import WebSocketProtocol
 
 TOKENS = {"agent": "a-token", "runner": "r-token", "trainer": "t-token"}
 DEEP = b"\x91" * 200_000 + b"\xc0"

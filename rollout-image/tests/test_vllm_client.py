@@ -12,7 +12,7 @@ from rljob.protocol.messages import ParameterMeta, PrepareWeights, Probe
 from rljob.rollout.adapters.base import BadRequestError, EngineGoneError
 from rljob.rollout.adapters.update_steps import StepError, UpdateOutput, UpdatesInOneCall
 from rljob.rollout.adapters.vllm.adapter import VllmAdapter
-from rljob.rollout.adapters.vllm.main import bound_headers
+from rljob.rollout.adapters.vllm.main import limit_connections
 from rljob.rollout.adapters.vllm.vllm_client import VllmClient
 
 
@@ -118,11 +118,12 @@ def test_modules_that_vllm_loads_by_name_exist(tmp_path):
 
 
 def test_the_headers_of_a_request_to_vllm_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(uvicorn.config, "HTTP_PROTOCOLS", dict(uvicorn.config.HTTP_PROTOCOLS))
-    bound_headers()
+    for name in ("HTTP_PROTOCOLS", "WS_PROTOCOLS"):
+        monkeypatch.setattr(uvicorn.config, name, dict(getattr(uvicorn.config, name)))
+    limit_connections()
     config = uvicorn.Config(lambda: None, lifespan="off", log_config=None)  # vLLM gives no implementation either
     config.load()
-    assert config.http_protocol_class is H11Protocol
+    assert issubclass(config.http_protocol_class, H11Protocol)
     command = " ".join(
         map(str, VllmAdapter(Rollout(name="main", dtype="float32"), tmp_path).launch(1234, "secret").command)
     )

@@ -24,7 +24,6 @@ from rljob.coordinator.run import Run
 from rljob.coordinator.status_report import status_of
 from rljob.coordinator.status_sync import StatusSync
 from rljob.coordinator.tracking import TrackingWriter, finish, follow
-from rljob.coordinator.websocket_protocol import WebSocketProtocol
 from rljob.ledger.ledger_placement import check_placement
 from rljob.ledger.store import ledger_directory
 from rljob.ledger.writer import LedgerWriter
@@ -34,6 +33,7 @@ from rljob.protocol.heartbeat import beating
 from rljob.protocol.http_server import HttpServer, token_check
 from rljob.protocol.messages import MAX_FRAME_BYTES
 from rljob.protocol.run_status import encode_status
+from rljob.protocol.websocket_protocol import WebSocketProtocol
 
 log = logging.getLogger(__name__)
 

@@ -82,7 +82,7 @@ class HttpServer(uvicorn.Server):
         self.open_connections = config.open_connections
         self.listening = asyncio.Event()
         self._signals = signals
-        logging.getLogger("uvicorn.error").addFilter(_is_not_of_a_peer)  # the same filter is added only once
+        ignore_warnings_about_peers()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, and set ``listening``."""
@@ -96,8 +96,13 @@ class HttpServer(uvicorn.Server):
             yield
 
 
+def ignore_warnings_about_peers() -> None:
+    """Drop uvicorn's warnings: a line for every invalid request of any peer. They are counted instead."""
+    logging.getLogger("uvicorn.error").addFilter(_is_not_of_a_peer)  # the same filter is added only once
+
+
 def _is_not_of_a_peer(record: logging.LogRecord) -> bool:
-    """Return whether a log record of uvicorn is kept. Its warnings are one line per invalid request of any peer."""
+    """Return whether a log record of uvicorn is kept."""
     return record.levelno != logging.WARNING
 
 

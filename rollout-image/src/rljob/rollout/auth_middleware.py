@@ -10,6 +10,9 @@ import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from rljob.protocol.connection_limits import OpenConnection
+from rljob.protocol.request_limits import CONNECTION
+
 Scope = MutableMapping[str, Any]
 Application = Callable[[Scope, Any, Any], Awaitable[None]]
 
@@ -33,7 +36,17 @@ class RequireKey:
             if not secrets.compare_digest(given, self._expected):
                 await _reject(scope, send)
                 return
+            _accept(scope)
         await self._app(scope, receive, send)
+
+
+def _accept(scope: Scope) -> None:
+    """End the limits of the connection. A WebSocket may be idle, also before its first message."""
+    connection: OpenConnection | None = scope.get("state", {}).get(CONNECTION)
+    if connection is not None:  # None: an application that a test calls without a server
+        connection.accept_token()
+        if scope["type"] == "websocket":
+            connection.clear_deadline()
 
 
 async def _reject(scope: Scope, send: Any) -> None:

@@ -2,8 +2,8 @@
 
     python -m rljob.rollout.adapters.sglang.main [SGLang's arguments]
 
-Runs SGLang's HTTP server with five differences. Every route needs the key of this start. The headers of a request are
-bounded. Settings that SGLang refuses end the server with exit code 2, a failure of one of its processes with 1. The
+Runs SGLang's HTTP server with five differences. Every route needs the key of this start. Peers without it are
+limited. Settings that SGLang refuses end the server with exit code 2, a failure of one of its processes with 1. The
 scheduler is prepared by :mod:`rljob.rollout.adapters.sglang.sglang_scheduler`.
 """
 
@@ -15,11 +15,13 @@ from typing import Any
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.rollout.adapters.http_client import KEEP_ALIVE_SECONDS
 from rljob.rollout.auth_middleware import RequireKey
+from rljob.rollout.engine_protocol import EngineProtocol
 
 KEY_VARIABLE = "RLJOB_SGLANG_KEY"
 HEAD_BYTES = 64 << 10  # request line and headers of one request
 LIMITS = {
-    "http": "h11",  # uvicorn prefers httptools, which has no limit of the headers
+    "http": EngineProtocol,
+    "ws": "none",  # the agent uses no WebSocket of SGLang
     "h11_max_incomplete_event_size": HEAD_BYTES,
     "timeout_keep_alive": 6 * KEEP_ALIVE_SECONDS,
     "access_log": False,

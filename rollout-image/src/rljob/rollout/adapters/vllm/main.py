@@ -2,7 +2,7 @@
 
     python -m rljob.rollout.adapters.vllm.main [vLLM's arguments]
 
-Runs vLLM's entry point with seven differences. The headers of a request are bounded. Settings that vLLM refuses end
+Runs vLLM's entry point with seven differences. Peers without the key are limited. Settings that vLLM refuses end
 the server with exit code 2. The signal that kills the engine process is logged. No process outlives the one that
 started it. Stores of torch listen on loopback. On CPU processes are forked instead of spawned, so torch and vLLM are
 imported once: the start takes 9 s instead of 16 s on two cores. On CPU pipelines of eager models work.
@@ -22,12 +22,13 @@ from rljob.rollout.adapters.vllm.expected_warnings import WARM_UP, is_warm_up_wa
 from rljob.rollout.log_filter import drop_records
 
 
-def bound_headers() -> None:
-    """Let uvicorn use h11, whose limit vLLM sets (``--h11-max-incomplete-event-size``). uvicorn prefers httptools,
-    which has no limit, and vLLM has no option for it."""
+def limit_connections() -> None:
+    """Let uvicorn limit what a peer without the key can take: vLLM has no option for it. It sets the bytes of the
+    headers (``--h11-max-incomplete-event-size``) only, which httptools, uvicorn's first choice, ignores."""
     import uvicorn.config
 
-    uvicorn.config.HTTP_PROTOCOLS["auto"] = uvicorn.config.HTTP_PROTOCOLS["h11"]
+    uvicorn.config.HTTP_PROTOCOLS["auto"] = "rljob.rollout.engine_protocol:EngineProtocol"
+    uvicorn.config.WS_PROTOCOLS["auto"] = "rljob.protocol.websocket_protocol:WebSocketProtocol"
 
 
 def prepare_pipelines(runner: Any) -> None:
@@ -61,7 +62,7 @@ def keep_stores_on_loopback(module: Any) -> None:
 
 def main() -> None:
     """Run the server."""
-    bound_headers()
+    limit_connections()
     import vllm.distributed.utils as stores
     import vllm.v1.engine.coordinator as replica_coordinator
     import vllm.v1.engine.utils as engine_processes

@@ -1,4 +1,4 @@
-"""The WebSockets of the coordinator's server, with the limits of :mod:`rljob.protocol.connection_limits`."""
+"""WebSockets of a server with the limits of :mod:`rljob.protocol.connection_limits`."""
 
 from __future__ import annotations
 
