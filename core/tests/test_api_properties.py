@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from rljob.api.algorithm_presets import PRESETS
@@ -81,6 +81,7 @@ def overrides_of(any_value):
 
 @EXAMPLES
 @given(overrides=overrides_of(None), preset=st.sampled_from(sorted(PRESETS)))
+@example(overrides=['spec.trainer.accelerator.profile="a"'], preset="grpo")
 def test_a_job_survives_every_serialization(manifest, overrides, preset):
     try:
         job = loads(write_yaml(manifest), [*overrides, f"spec.algorithm.preset={preset}"])

@@ -37,6 +37,8 @@ def resolve(job: RLJob, accelerator: AcceleratorKind = "cpu") -> RLJob:
     for role in roles:
         if role.accelerator.kind == "auto":
             role.accelerator.kind = accelerator
+            if accelerator == "cpu":
+                role.accelerator.profile = None  # of a cluster; this machine has none
         if role.dtype is None:
             role.dtype = "bfloat16" if role.accelerator.kind == "nvidia" else "float32"
     trainer = resolved.spec.trainer
