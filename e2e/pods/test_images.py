@@ -34,8 +34,8 @@ MAINS = {
 """Image → the module that it runs, and the one with everything that it imports to work."""
 CODE_BYTES = 8 << 20
 """Bound of the layer with our code, sources and compiled files: an update of rljob downloads no more."""
-PYTHON_SECONDS = 0.055
-"""That Python takes to start with asyncio and ssl, where nothing is slower than it should be."""
+MOST_STARTS = 30
+"""Bound of the CPU time of importing a service: as much as this many starts of Python with asyncio and ssl."""
 SCRIPT = """
 import importlib.util, json, os, resource, shutil, subprocess, sys
 heavy, programs, main, service, repeats = json.loads(sys.argv[1])
@@ -225,6 +225,6 @@ def test_an_image_works_in_a_restricted_pod_and_is_light_where_it_should_be(
     assert found["exit"] == 2 and "is not set" in found["said"]  # it runs, and says what it lacks
     if component in LIGHT:
         assert found["modules"] == []
-        # Of CPU, as other pods use the same cores, and of a machine that is not kept waiting itself.
-        pace = max(1.0, found["python"] / PYTHON_SECONDS)
-        assert found["seconds"] < 1.0 * pace, f"where Python and asyncio take {found['python']:.2f} s"
+        # In starts of Python, as other pods use the same cores; a heavy module takes as much again. Measured: 12 to 20.
+        starts = found["seconds"] / found["python"]
+        assert starts < MOST_STARTS, f"{found['seconds']:.2f} s of CPU"
