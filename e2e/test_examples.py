@@ -54,7 +54,7 @@ def check_run(example: Path, changes: list[str], tmp_path: Path) -> None:
         ],
         cwd=ROOT,
         env=os.environ
-        | {"PATH": f"{ROOT}/e2e/docs/bin:{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
+        | {"PATH": f"{ROOT}/e2e/docs/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
     )  # fmt: skip

@@ -21,7 +21,6 @@ def shell(command: str, where: Path, code: int = 0) -> str:
     environment = os.environ | {
         "PATH": f"{BIN}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
         "COLUMNS": "200",
     }
     done = subprocess.run(

@@ -84,7 +84,7 @@ class Workspace:
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=self.place,
-            env=environment | {"OMP_NUM_THREADS": "1"},
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -507,7 +507,6 @@ def launched(job: RLJob, storage: Path) -> Any:
 
 def trained(job: RLJob, storage: Path) -> Any:
     """Return weights, also of a critic, and microbatches after two steps on made-up samples."""
-    torch.set_num_threads(1)
     world = join_world()
     make_deterministic(world.device)
     try:

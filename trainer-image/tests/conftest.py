@@ -134,7 +134,6 @@ def batch() -> Callable[..., tuple[Train, list[SampleTokens]]]:
 @pytest.fixture
 def world() -> Iterator[World]:
     """A world of one rank: this process."""
-    torch.set_num_threads(1)
     alone = join_world()
     make_deterministic(alone.device)
     yield alone
@@ -254,7 +253,6 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
             "RLJOB_STORAGE": str(tmp_path / "storage"),
             "RLJOB_COORDINATOR": coordinator.url,
             "RLJOB_TOKEN": coordinator.token,
-            "OMP_NUM_THREADS": "1",
         }
         if ranks > 1:
             environment |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

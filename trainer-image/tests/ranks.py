@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from rljob.protocol.free_port import free_port
 from rljob.trainer.process_group import join_world, leave_world, make_deterministic
 
@@ -37,7 +35,6 @@ def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
 
 def _child(rank: int, size: int, port: int, pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
     try:
         world = join_world()
         make_deterministic(world.device)

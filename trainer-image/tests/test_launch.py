@@ -39,7 +39,6 @@ async def launch(tmp_path: Path):
             "RLJOB_STORAGE": str(tmp_path / "storage"),
             "RLJOB_COORDINATOR": coordinator.url,
             "RLJOB_TOKEN": coordinator.token,
-            "OMP_NUM_THREADS": "1",
             **more,
         }
         command = (sys.executable, *program, str(processes))

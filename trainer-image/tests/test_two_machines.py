@@ -96,7 +96,7 @@ def test_two_machines_join_by_a_name_that_appears_late(tmp_path: Path) -> None:
             str(tmp_path / "machines.py"),
             str(tmp_path),
         ],
-        env=environment | {"OMP_NUM_THREADS": "1"},
+        env=environment,
         capture_output=True,
         text=True,
         check=False,

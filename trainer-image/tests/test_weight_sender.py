@@ -184,7 +184,6 @@ def test_an_engine_that_received_other_bytes_is_an_error():
 
 
 def _join_and_wait(info, ready):
-    torch.set_num_threads(1)
     peer = Peer(info)
     ready.set()
     peer.receive(packed().parameters)
@@ -267,7 +266,6 @@ def test_groups_of_engines_that_are_gone_are_closed_with_their_sockets(forked):
 
 
 def _join_and_freeze(info):
-    torch.set_num_threads(1)
     peer = Peer(info)
     peer.broadcast(torch.empty(120_000, dtype=torch.uint8), 0)  # receives only the first bucket
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -61,7 +61,6 @@ def receive(place, rank, transport, seconds):
 
 def member(role, transport, end, number, pipe):
     """Be a member in a process of its own that gets signal ``number`` before step ``end``; report the steps."""
-    torch.set_num_threads(1)
     steps = 0
 
     def count(plain):
