@@ -228,7 +228,7 @@ def test_top_shows_the_state_of_a_run_that_has_no_components_yet():
 
 
 def test_a_path_longer_than_the_terminal_is_wrapped_and_not_cut():
-    path = "/home/somebody/projects/experiments/runs/sums"
+    path = "/home/engineer/projects/experiments/runs/sums"
     text = text_of(draw(snapshot(message=f"the disk of {path} is full", directory=path, components=[]), 40), 40)
     assert "…" not in text and f"thediskof{path}isfull" in "".join(text.split())
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rljob.api.job_status import EndedSamples, EvaluationResult
-from rljob.ledger.failed_samples import percent
+from rljob.api.text_escape import short_line
+from rljob.ledger.failed_samples import MAX_REASON, percent
 
 LARGE_SHARE = 0.1
 """A smaller share of filtered, surplus or expired samples is normal and not shown."""
-MAX_REASON = 200  # characters; the status has more
 CAUSES = {
     "filtered": "groupFilter rejected their groups",
     "surplus": "no batch needed them",
@@ -24,7 +24,7 @@ CAUSES = {
 def ended_rows(ended: EndedSamples) -> Iterator[tuple[str, str]]:
     """Yield (end, text) for failed samples, and for each other end with a large share."""
     if ended.failed:
-        last = f", last: {_cut(ended.last_failure)}" if ended.last_failure else ""
+        last = f", last: {short_line(ended.last_failure, MAX_REASON)}" if ended.last_failure else ""
         yield "failed", f"{_count(ended.failed, ended)}{last}"
     for end, cause in CAUSES.items():
         if (number := getattr(ended, end)) >= LARGE_SHARE * max(1, _total(ended)):
@@ -48,7 +48,7 @@ def failed_problems(result: EvaluationResult) -> str:
     """Return how many problems of an evaluation failed and why; empty if none failed."""
     if not result.failed:
         return ""
-    reason = f": {_cut(result.failure)}" if result.failure else ""
+    reason = f": {short_line(result.failure, MAX_REASON)}" if result.failure else ""
     counted = "problems" if result.samples_per_problem == 1 else "answers"
     return f"{result.failed:,} of {result.samples:,} {counted} failed and count as 0{reason}"
 
@@ -66,7 +66,3 @@ def _total(ended: EndedSamples) -> int:
 
 def _count(number: int, ended: EndedSamples) -> str:
     return f"{number:,} sample{'' if number == 1 else 's'} ({percent(number, _total(ended))})"
-
-
-def _cut(reason: str) -> str:
-    return reason if len(reason) <= MAX_REASON else f"{reason[: MAX_REASON - 1]}…"

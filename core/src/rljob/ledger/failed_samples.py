@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from rljob.api.text_escape import short_line
+from rljob.ledger.queries import last_failure
 from rljob.ledger.reader import MOST_SAMPLES, LedgerReader, Selection, conditions
 from rljob.ledger.states import OPEN, State, quoted
 
@@ -22,11 +23,7 @@ def failed_note(ledger: LedgerReader, selection: Selection, shown: int) -> str:
         f" WHERE {where} AND s.state NOT IN ({quoted(OPEN)})",
         *values,
     )[0]
-    last = ledger.value(
-        "SELECT s.reason FROM failures f CROSS JOIN samples s ON s.id = f.sample CROSS JOIN groups g"
-        f" ON g.id = s.group_id WHERE {where} ORDER BY f.number DESC LIMIT 1",
-        *values,
-    )
+    last = ledger.value(last_failure(where), *values)
     part = f"{shown:,} of " if shown < failed else ""
     plural = "" if failed == 1 else "s"
     note = f"{part}{failed:,} failed sample{plural} ({percent(failed, ended)} of the {ended:,} that have ended)"

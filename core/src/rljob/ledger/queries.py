@@ -104,6 +104,14 @@ class Admissions:
     last_failure: str
 
 
+def last_failure(where: str) -> str:
+    """Return the query of the reason of the last failure under a condition on samples s and groups g."""
+    return (
+        "SELECT s.reason FROM failures f CROSS JOIN samples s ON s.id = f.sample CROSS JOIN groups g"
+        f" ON g.id = s.group_id WHERE {where} ORDER BY f.number DESC LIMIT 1"
+    )
+
+
 def admissions(store: Store) -> Admissions:
     """Return the counts over all training groups so far."""
     groups = store.query("SELECT COALESCE(MAX(seq) + 1, 0) FROM groups WHERE kind = 'train'")
@@ -116,12 +124,8 @@ def admissions(store: Store) -> Admissions:
         f" AND state NOT IN ({quoted(OPEN)}) GROUP BY state"
     )
     counts = {State(row[0]): row[1] for row in ends}
-    failure = store.query(
-        "SELECT s.reason FROM failures f CROSS JOIN samples s ON s.id = f.sample CROSS JOIN groups g"
-        " ON g.id = s.group_id WHERE g.kind = 'train' ORDER BY f.number DESC LIMIT 1"
-    )
-    last_failure = failure[0][0] if failure else ""
-    return Admissions(groups[0][0], rejected[0][0], counts, last_failure)
+    failure = store.query(last_failure("g.kind = 'train'"))
+    return Admissions(groups[0][0], rejected[0][0], counts, failure[0][0] if failure else "")
 
 
 @dataclass
