@@ -45,7 +45,6 @@ OTHERS = {
     "rollout-image/src/rljob/rollout/adapters/sglang/main.py": "sets the limits of SGLang's own server",
     "rollout-image/src/rljob/rollout/adapters/sglang/sglang_scheduler.py": "moves SGLang's store to loopback",
     "rollout-image/src/rljob/rollout/adapters/vllm/main.py": "sets the limits of vLLM's own server",
-    "rollout-image/src/rljob/rollout/engine_protocol.py": "the limits of an engine's own server",
     "trainer-image/src/rljob/trainer/process_group.py": "the ranks of one trainer; not HTTP",
     "transfer/src/rljob/transfer/": "weight groups of a trainer and an engine; not HTTP",
 }

@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import socket
 
 import pytest
 
+from e2e.fakes.served import closed, connect, served
 from rljob.protocol import connection_limits
 from rljob.protocol.connection_limits import (
     NO_DESCRIPTORS,
@@ -53,35 +53,10 @@ class App:
         await send({"type": "http.response.body", "body": body})
 
 
-@contextlib.asynccontextmanager
-async def serving(app, **limits):
-    """Yield a running server; it has the usual limits but for ``limits``."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = HttpServer(
-            app,
-            dataclasses.replace(HttpLimits(), **limits),
-            token_check(["other", "secret"]),
-            signals=False,
-            lifespan="off",
-            log_config=None,
-        )
-        server.address, server.clients = listener.getsockname(), []
-        running = asyncio.create_task(server.serve([listener]))
-        await server.listening.wait()
-        try:
-            yield server
-        finally:
-            for client in server.clients:
-                client.transport.abort()
-            server.should_exit = True
-            await running
-
-
-async def connect(server, data=b""):
-    reader, writer = await asyncio.open_connection(*server.address)
-    server.clients.append(writer)
-    writer.write(data)
-    return reader, writer
+def serving(app, **limits):
+    """Return the context of a running server; it has the usual limits but for ``limits``."""
+    check, limits = token_check(["other", "secret"]), dataclasses.replace(HttpLimits(), **limits)
+    return served(lambda: HttpServer(app, limits, check, signals=False, lifespan="off", log_config=None))
 
 
 async def ask(server, data=GET):
@@ -94,14 +69,6 @@ async def ask(server, data=GET):
         return 0
     finally:
         writer.transport.abort()
-
-
-async def closed(reader):
-    """Wait until the server closes the connection; return what it sent before."""
-    try:
-        return await reader.read()
-    except ConnectionError:
-        return b""
 
 
 async def waiting(server, count):

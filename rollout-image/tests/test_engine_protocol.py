@@ -4,12 +4,12 @@ agent's requests. The application behind the key is simulated."""
 import asyncio
 import contextlib
 import dataclasses
-import socket
 
 import pytest
 import uvicorn
 import uvicorn.config
 
+from e2e.fakes.served import closed, connect, served
 from rljob.protocol.connection_limits import TOO_MANY, HttpLimits
 from rljob.rollout.adapters.http_client import EngineHttp
 from rljob.rollout.adapters.sglang.main import set_limits
@@ -58,39 +58,17 @@ class App:
         await send({"type": "http.response.body", "body": b""})
 
 
-@contextlib.asynccontextmanager
-async def serving(server_config, monkeypatch, app=None, **limits):
-    """Yield a running server with the usual limits but for ``limits``."""
+def serving(server_config, monkeypatch, app=None, **limits):
+    """Return the context of a running server with the usual limits but for ``limits``."""
     monkeypatch.setattr(EngineProtocol, "limits", dataclasses.replace(HttpLimits(), **limits))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        app = RequireKey(app or App(), "secret")
-        server = uvicorn.Server(server_config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=1))
+
+    def make():
+        options = {"lifespan": "off", "log_config": None, "timeout_graceful_shutdown": 1}
+        server = uvicorn.Server(server_config(RequireKey(app or App(), "secret"), **options))
         server.capture_signals = contextlib.nullcontext
-        server.address, server.clients = listener.getsockname(), []
-        running = asyncio.create_task(server.serve([listener]))
-        while not server.started:
-            await asyncio.sleep(0)
-        try:
-            yield server
-        finally:
-            for client in server.clients:
-                client.transport.abort()
-            server.should_exit = True
-            await running
+        return server
 
-
-async def connect(server, data=b""):
-    reader, writer = await asyncio.open_connection(*server.address)
-    server.clients.append(writer)
-    writer.write(data)
-    return reader, writer
-
-
-async def end(reader):
-    """Wait until the server closes the connection; return what it sent before."""
-    with contextlib.suppress(ConnectionError):
-        return await reader.read()
-    return b""
+    return served(make)
 
 
 @OF_HTTP
@@ -98,7 +76,7 @@ async def end(reader):
 async def test_half_a_request_to_an_engine_server_is_closed_after_its_time(server_config, monkeypatch, sent):
     async with serving(server_config, monkeypatch, head_seconds=SHORT, body_seconds=SHORT) as server:
         reader, _ = await connect(server, sent)
-        answer = await end(reader)
+        answer = await closed(reader)
         assert answer.startswith(b"HTTP/1.1 401 ") if b"half" in sent else answer == b""
         assert len(server.config.open_connections) == 0
 
@@ -107,7 +85,7 @@ async def test_half_a_request_to_an_engine_server_is_closed_after_its_time(serve
 async def test_an_idle_connection_without_the_key_is_closed_after_its_time(server_config, monkeypatch):
     async with serving(server_config, monkeypatch, idle_seconds=SHORT, head_seconds=NEVER) as server:
         reader, _ = await connect(server, GET + b"\r\n")
-        assert (await end(reader)).startswith(b"HTTP/1.1 401 ")
+        assert (await closed(reader)).startswith(b"HTTP/1.1 401 ")
 
 
 @OF_HTTP
@@ -118,7 +96,7 @@ async def test_many_idle_connections_do_not_keep_the_agent_out(server_config, mo
         app.parts.put_nowait(None)
         reader, _ = await connect(server, WITH_KEY + b"\r\n")
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
-        await asyncio.gather(*(end(reader) for reader, _ in idle[:44]))
+        await asyncio.gather(*(closed(reader) for reader, _ in idle[:44]))
         assert server.config.open_connections.refused[TOO_MANY] >= 44
         assert len(server.config.open_connections) <= 256
 
@@ -150,7 +128,7 @@ async def test_a_body_without_the_key_is_refused_before_it_is_sent(server_config
         reader, writer = await connect(server, GET + b"Content-Length: 99999999999\r\n\r\n")
         assert await reader.readline() == b"HTTP/1.1 401 Unauthorized\r\n"
         writer.write(b"a" * (8 << 20))
-        await end(reader)
+        await closed(reader)
         assert app.received == 0
 
 
@@ -175,7 +153,7 @@ async def test_a_websocket_without_the_key_is_refused_and_released(server_config
     upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     async with serving(server_config, monkeypatch, head_seconds=NEVER) as server:
         reader, _ = await connect(server, GET + upgrade + b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n")
-        assert (await end(reader)).startswith(b"HTTP/1.1 403 ")
+        assert (await closed(reader)).startswith(b"HTTP/1.1 403 ")
         while len(server.config.open_connections):
             await asyncio.sleep(0)
         assert not server.config.open_connections.refused

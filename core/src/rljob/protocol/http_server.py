@@ -118,9 +118,14 @@ class HttpProtocol(H11Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        self.connection = OpenConnection(config.open_connections)
+        self.connection = OpenConnection(self.open_connections_of(config))
         self._phase = "new"
         super().__init__(config, server_state, app_state | {CONNECTION: self.connection}, _loop)
+
+    @classmethod
+    def open_connections_of(cls, config: ServerConfig) -> OpenConnections:
+        """Return the connections of the server with this configuration."""
+        return config.open_connections
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the time of the first request."""

@@ -7,14 +7,10 @@ has no time limit: a generation may take hours.
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from rljob.protocol.connection_limits import HttpLimits, OpenConnections
 from rljob.protocol.http_server import HttpProtocol, ServerConfig, ignore_warnings_about_peers
-
-if TYPE_CHECKING:
-    from uvicorn.server import ServerState
 
 
 class EngineProtocol(HttpProtocol):
@@ -22,17 +18,13 @@ class EngineProtocol(HttpProtocol):
 
     limits: ClassVar[HttpLimits] = HttpLimits()
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        if not hasattr(config, "open_connections"):  # the first connection of this server
-            config.open_connections = OpenConnections(self.limits)
+    @classmethod
+    def open_connections_of(cls, config: ServerConfig) -> OpenConnections:
+        """See :class:`HttpProtocol`. The first connection of a server makes them."""
+        if not hasattr(config, "open_connections"):
+            config.open_connections = OpenConnections(cls.limits)
             ignore_warnings_about_peers()
-        super().__init__(config, server_state, app_state, _loop)
+        return config.open_connections
 
     def on_response_complete(self) -> None:
         """Let a peer without the key keep its idle connection for a short time only."""
