@@ -17,6 +17,7 @@ from typing import Any
 from rljob.local import process_cleanup
 from rljob.local.log_pipe import HEADER, LogPipe
 from rljob.local.outage import full_disk_message
+from rljob.protocol.child_signals import signal_child
 from rljob.protocol.environment import LOG_LEVEL, SGLANG_PYTHON, search_path
 from rljob.protocol.gpus import ORDER, PCI_ORDER
 from rljob.protocol.health_probe import HEARTBEAT
@@ -109,8 +110,7 @@ class ComponentProcess:
 
     def terminate(self) -> None:
         """Send SIGTERM to the process if it runs."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+        signal_child(self._process, signal.SIGTERM)
 
     def kill_group(self) -> None:
         """Kill the process and its descendants that are still in its process group."""

@@ -25,6 +25,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Iterator
@@ -52,6 +53,7 @@ from rljob.ledger.reader import samples as select_samples
 from rljob.ledger.states import Kind, State
 from rljob.protocol.checkpoint_files import STATE_FILE, is_inside
 from rljob.protocol.checkpoint_record import OTHER_RECORD, decode_state, model_files
+from rljob.protocol.child_signals import signal_child
 from rljob.protocol.run_status import NOTE_HEADER, encode_note
 
 log = logging.getLogger(__name__)
@@ -261,6 +263,5 @@ def _error(message: str) -> bytes:
 
 
 async def _end(process: Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
+    signal_child(process, signal.SIGKILL)
     await process.wait()

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from rljob.protocol.child_signals import signal_child
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.free_port import free_port
 from rljob.protocol.parent_death import die_with_parent
@@ -164,8 +165,7 @@ class EngineProcess:
     async def stop(self) -> None:
         """Send SIGTERM; kill the server's process group after STOP_SECONDS."""
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
+            signal_child(self._process, signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
         await self.kill()
