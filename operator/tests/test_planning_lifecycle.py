@@ -102,6 +102,19 @@ def test_a_failed_initializer_ends_the_job_with_the_end_of_its_log():
     assert world.condition("Initialized")[:2] == ("False", "InitializerFailed")
 
 
+def test_the_end_of_a_failed_initializer_is_awaited():
+    """The watch of pods may be behind the watch of Jobs."""
+    world = World(initializer=INITIALIZER)
+    world.settle()
+    world.make_pods()
+    world.fail_job("PodFailurePolicy", "Container main failed with exit code 2", "initializer")
+    assert world.plan().after == 5
+    assert world.condition("Initialized")[1] == "Initializing"
+    world.exit("initializer", 2, message="no such file: data.jsonl")
+    world.settle()
+    assert world.condition("Failed")[2].endswith("exit code 2: no such file: data.jsonl")
+
+
 def test_a_failed_initializer_is_kept_until_the_job_is_deleted():
     world = World(initializer=INITIALIZER, keepCoordinatorSeconds=600, ttlSecondsAfterFinished=10_000)
     world.settle()

@@ -341,6 +341,40 @@ def test_exit_code_2_in_the_job_condition_ends_the_run(world):
     )
 
 
+RULE_2 = "Container main for pod default/x failed with exit code 2 matching FailJob rule at index 1"
+
+
+def test_the_exit_behind_a_failed_job_is_awaited(world):
+    """The watch of pods may be behind the watch of Jobs; the Job says only which exit code it was."""
+    world.fail_job("PodFailurePolicy", RULE_2)
+    made = world.plan()
+    assert world.condition("Failed")[0] == ""
+    assert made.after == 5
+    world.now += 1
+    world.exit("trainer-", 2, message="rljob: spec.training: batch does not fit")
+    world.settle()
+    assert world.condition("Failed")[2].endswith("exit code 2: rljob: spec.training: batch does not fit")
+
+
+@pytest.mark.parametrize("seconds", [5, -1])
+def test_an_exit_that_never_shows_is_awaited_for_seconds(world, seconds):
+    """Not at all if the clocks of the cluster and the operator differ."""
+    world.fail_job("PodFailurePolicy", RULE_2)
+    world.now += seconds
+    world.settle()
+    assert world.condition("Failed")[2] == f"the trainer rejects its configuration: {RULE_2}"
+
+
+def test_the_cause_of_a_charged_failure_is_awaited(world):
+    world.fail_job()
+    assert world.plan().after == 5
+    assert world.status.trainer.number == 1
+    world.exit("trainer-", 1, message="CUDA out of memory")
+    world.plan()
+    assert world.status.trainer.number == 2
+    assert "CUDA out of memory" in world.status.trainer.cause
+
+
 def test_exit_code_20_is_not_exit_code_2(world):
     world.pods = {name: pod for name, pod in world.pods.items() if "trainer" not in name}
     world.fail_job("PodFailurePolicy", "Container main for pod default/x failed with exit code 20")

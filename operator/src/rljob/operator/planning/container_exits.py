@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from rljob.api.pod_models import MAIN
 from rljob.api.text_escape import escape_block
 from rljob.operator.api_types import ContainerStatus, Pod, Terminated
-from rljob.operator.planning.timestamps import seconds_of
+from rljob.operator.planning.timestamps import remaining, seconds_of
 
 CONFIGURATION_ERROR = 2
 """Exit code of a component that rejects its configuration: a retry would not help."""
+END_LAG_SECONDS = 5.0
+"""Seconds that the watch of pods may be behind the watch of Jobs: it delivers why a pod failed after the Job has."""
 _COMMON = frozenset({"", "Error", "Completed", "ContainerStatusUnknown"})
 _ADVICE = {
     "OOMKilled": "its memory limit was reached; raise it in the role's template or the namespace's LimitRange",
@@ -67,6 +69,15 @@ def ends(pods: Sequence[Pod]) -> Iterator[tuple[Pod, Terminated]]:
         end = last_end(container) if container else None
         if end is not None:
             yield pod, end
+
+
+def end_lag_left(pods: Sequence[Pod], failed_at: str | None, now: float) -> float:
+    """Return for how many seconds the exit that failed a Job at ``failed_at`` may still appear in ``pods``; 0 if all of
+    them show one. The Job controller observes an exit before the operator's watch delivers it."""
+    if len(list(ends(pods))) == len(pods):
+        return 0.0
+    left = remaining(failed_at, END_LAG_SECONDS, now)
+    return left if 0 < left <= END_LAG_SECONDS else 0.0  # more if the clocks differ
 
 
 def newest_end(pods: Sequence[Pod]) -> Terminated | None:

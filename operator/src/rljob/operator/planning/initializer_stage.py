@@ -9,7 +9,7 @@ from rljob.manifests.names import ROLE_HASH
 from rljob.operator.api_types import Child
 from rljob.operator.plan import INITIALIZER
 from rljob.operator.planning import conditions, reasons
-from rljob.operator.planning.container_exits import newest_end, with_log_end
+from rljob.operator.planning.container_exits import end_lag_left, newest_end, with_log_end
 from rljob.operator.planning.job_view import DISRUPTED, JobView, condition
 from rljob.operator.planning.role_status import LATE_SECONDS, RoleProblem, problem_of
 from rljob.operator.planning.timestamps import remaining
@@ -18,7 +18,8 @@ from rljob.operator.planning.timestamps import remaining
 @dataclass(frozen=True)
 class InitializerStage:
     """State of the initializer. ``done``: the other roles may start; ``over``: it has failed and is not retried;
-    ``remove``: its Job, which is deleted and created again; ``problem``: why its pod does not run."""
+    ``remove``: its Job, which is deleted and created again; ``problem``: why its pod does not run; ``requeue_after``:
+    seconds, 0: never."""
 
     done: bool
     reason: str
@@ -26,6 +27,7 @@ class InitializerStage:
     over: bool = False
     remove: Child | None = None
     problem: RoleProblem | None = None
+    requeue_after: float = 0.0
 
 
 def stage(view: JobView, status: RLJobStatus) -> InitializerStage:
@@ -52,8 +54,12 @@ def stage(view: JobView, status: RLJobStatus) -> InitializerStage:
             return InitializerStage(
                 False, reasons.INITIALIZING, "the initializer was disrupted and is started again", remove=job
             )
+        end = _end(view)
+        left = end_lag_left(view.pods.get(INITIALIZER, ()), failed.get("lastTransitionTime"), view.now)
+        if not end and left > 0:
+            return InitializerStage(False, reasons.INITIALIZING, "the initializer runs", requeue_after=left)
         return InitializerStage(
-            False, reasons.INITIALIZER_FAILED, f"the initializer failed: {_end(view) or message}", over=True
+            False, reasons.INITIALIZER_FAILED, f"the initializer failed: {end or message}", over=True
         )
     failures = job.body.get("status", {}).get("failed", 0)
     if failures:

@@ -203,6 +203,7 @@ def _count_exit(statuses: list[RoleStatus], decision: AttemptDecision) -> list[R
 
 def _requeue_for_late_pods(builder: PlanBuilder, view: JobView, stage: InitializerStage) -> None:
     """Reconcile again when an object becomes stalled, and repeatedly while it is."""
+    builder.requeue_after(stage.requeue_after)
     named = view.job.spec.storage.claim or ""
     for left in stalled(builder.observed.pods, builder.observed.children, builder.now, named).values():
         builder.requeue_after(left if left > 0 else ASK_SECONDS)

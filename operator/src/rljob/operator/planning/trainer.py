@@ -22,6 +22,7 @@ from rljob.operator.planning.container_exits import (
     CONFIGURATION_ERROR,
     began,
     describe,
+    end_lag_left,
     ends,
     first_failure,
     with_last_line,
@@ -221,24 +222,27 @@ def _ended(job: Child, pods: Sequence[Pod], now: float) -> AttemptEnd | None:
     return None
 
 
-def _failed(failed: dict[str, Any], pods: Sequence[Pod], now: float) -> AttemptEnd:
+def _failed(failed: dict[str, Any], pods: Sequence[Pod], now: float) -> AttemptEnd | None:
     message, at = str(failed.get("message", "")), _time_of(failed, now)
     by_rule = failed.get("reason") == "PodFailurePolicy"
-    refused = next(
-        (found for found in ends(pods) if found[1].exit_code == CONFIGURATION_ERROR),
-        None,
-    )
-    if refused is not None or (by_rule and _EXIT_2.search(message)):
-        why = with_log_end(refused[1]) if refused else message
-        return AttemptEnd("fatal", why, at, describe(refused[1]) if refused else "exit code 2")
+    refused = next((end for _, end in ends(pods) if end.exit_code == CONFIGURATION_ERROR), None)
+    if refused is not None:
+        return AttemptEnd("fatal", with_log_end(refused), at, describe(refused))
+    unseen = _lag_left(failed, pods, now) > 0
+    if by_rule and _EXIT_2.search(message):
+        return None if unseen else AttemptEnd("fatal", message, at, "exit code 2")
     disrupted = next((pod for pod in pods if is_disrupted(pod)), None)
     if disrupted is not None or (by_rule and DISRUPTED in message):
         return AttemptEnd("free", _disruption(disrupted, message), at, "disrupted")
     first = first_failure(pods)
-    if first is None:
-        return AttemptEnd("charged", message or "its Job failed", at)
-    pod, end = first
-    return AttemptEnd("charged", f"pod {pod.metadata.name}: {with_last_line(end)}", at, describe(end))
+    if first is not None:
+        pod, end = first
+        return AttemptEnd("charged", f"pod {pod.metadata.name}: {with_last_line(end)}", at, describe(end))
+    return None if unseen else AttemptEnd("charged", message or "its Job failed", at)
+
+
+def _lag_left(failed: dict[str, Any], pods: Sequence[Pod], now: float) -> float:
+    return end_lag_left(pods, failed.get("lastTransitionTime"), now)
 
 
 def _disruption(pod: Pod | None, message: str) -> str:
@@ -255,6 +259,9 @@ def _time_of(condition: dict[str, Any], now: float) -> float:
 
 def _next_deadline(job: Child, pods: Sequence[Pod], now: float) -> float:
     delays = [seconds_until_lost(pod, now) for pod in pods]
+    failed = condition(job, "Failed", "FailureTarget")
+    if failed is not None:
+        delays.append(_lag_left(failed, pods, now))
     done = condition(job, "Complete", "SuccessCriteriaMet")
     if done is not None:
         delays.append(remaining(done.get("lastTransitionTime"), DONE_GRACE_SECONDS, now))
