@@ -28,10 +28,13 @@ async def served(make: Callable[[], Any]) -> AsyncIterator[Any]:
 
 
 async def connect(server: Any, data: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return a connection on which ``data`` has been sent."""
-    reader, writer = await asyncio.open_connection(*server.address)
+    """Return a connection on which ``data`` has been sent, before the server's times begin as far as possible."""
+    connection = socket.create_connection(server.address)
+    connection.setblocking(False)
+    sent = connection.send(data)
+    reader, writer = await asyncio.open_connection(sock=connection)
     server.clients.append(writer)
-    writer.write(data)
+    writer.write(data[sent:])
     return reader, writer
 
 
