@@ -84,15 +84,16 @@ def all_cases() -> list[Case]:
 
 
 def cases_of_every_change() -> list[Case]:
-    """Return one case per fault, victim and message: before or after the message.
+    """Return a kill of every victim at every message, before or after it, and the other faults at every message.
 
-    Before and after alternate over both victims and messages.
+    Before and after alternate over both victims and messages. The victims of the other faults take turns.
     """
     return [
         Case(fault, victim, phase, Moment(component, message, FAULTS[fault][(v + m) % len(FAULTS[fault])]))
-        for fault in FAULTS
+        for f, fault in enumerate(FAULTS)
         for v, victim in enumerate(_victims(fault))
         for m, (phase, component, message) in enumerate(_messages())
+        if fault == "kill" or (f + v + m) % len(_victims(fault)) == 0
     ]
 
 
