@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from rljob.api.errors import ManifestError
 from rljob.api.load import validate
 from rljob.manifests import problems, render
 from rljob.manifests.inputs import Cluster, RenderTarget, read_cluster
+from rljob.protocol.environment import read_environment
 
 PROFILE: dict[str, Any] = {
     "resource": "example.com/accelerator",
@@ -37,7 +39,7 @@ def cluster(**settings: Any) -> Cluster:
 def pod(manifest: dict[str, Any], where: Cluster, role: str = "trainer") -> dict[str, Any]:
     """Return the pod template of a role."""
     roles = {each.name: each for each in render(validate(manifest), RenderTarget(where))}
-    found = [each["spec"]["template"] for each in roles[role].objects if each["kind"] in ("Job", "Deployment")]
+    found = [each["spec"]["template"] for each in roles[role].objects if "template" in each["spec"]]
     return dict(found[0])
 
 
@@ -114,10 +116,26 @@ def test_a_role_with_a_profile_has_accelerators_also_where_the_default_is_the_cp
 ) -> None:
     profiled["spec"]["trainer"]["accelerator"]["kind"] = kind
     template = pod(profiled, cluster(accelerator="cpu"))
-    assert variables(template)["RLJOB_ACCELERATOR"] == "nvidia"
     assert main(template)["resources"]["limits"]["example.com/accelerator"] == "2"
     others = pod(profiled, cluster(accelerator="cpu"), "rollout-main")
-    assert variables(others)["RLJOB_ACCELERATOR"] == "cpu" and "limits" not in main(others)["resources"]
+    assert "limits" not in main(others)["resources"]
+
+
+@pytest.mark.parametrize("role", ["trainer", "coordinator", "rollout-main"])
+def test_all_components_agree_which_roles_have_accelerators(
+    profiled: dict[str, Any], role: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Otherwise they compare log-probabilities with the tolerances of other dtypes."""
+    file = tmp_path / "job.json"
+    file.write_text(validate(profiled).model_dump_json(by_alias=True))
+    defaults = variables(pod(profiled, cluster(accelerator="cpu"), role))
+    monkeypatch.setenv("RLJOB_JOB", str(file))
+    monkeypatch.setenv("RLJOB_STORAGE", str(tmp_path))
+    monkeypatch.setenv("RLJOB_ACCELERATOR", defaults["RLJOB_ACCELERATOR"])
+    spec = read_environment().job.spec
+    assert (spec.trainer.accelerator.kind, spec.trainer.dtype) == ("nvidia", "bfloat16")
+    assert (spec.rollouts[0].accelerator.kind, spec.rollouts[0].dtype) == ("cpu", "float32")
+    assert spec.weight_sync.transport == "gloo"
 
 
 def test_another_definition_of_a_profile_restarts_no_running_job(profiled: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ CPU_MICROBATCH_TOKENS = 16_384
 IN_STORAGE = "job://"
 
 
-def resolve(job: RLJob, accelerator: AcceleratorKind = "cpu") -> RLJob:
+def resolve(job: RLJob, accelerator: AcceleratorKind = "cpu", profiles: bool = False) -> RLJob:
     """Return a copy of ``job`` in which every field that a preset or another field governs has its value.
 
     On GPUs `trainer.microbatchTokens` stays null: it follows from their memory, which the trainer knows
@@ -31,14 +31,15 @@ def resolve(job: RLJob, accelerator: AcceleratorKind = "cpu") -> RLJob:
         job: as loaded.
         accelerator: meaning of ``accelerator: {kind: auto}``: on one machine what the machine has, in a cluster the
             cluster setting.
+        profiles: whether there are accelerator profiles, which only a cluster has: a role with one has accelerators.
     """
     resolved = job.model_copy(deep=True)
     roles: list[Trainer | Rollout] = [resolved.spec.trainer, *resolved.spec.rollouts]
     for role in roles:
         if role.accelerator.kind == "auto":
-            role.accelerator.kind = accelerator
-            if accelerator == "cpu":
-                role.accelerator.profile = None  # of a cluster; this machine has none
+            role.accelerator.kind = "nvidia" if profiles and role.accelerator.profile is not None else accelerator
+            if role.accelerator.kind == "cpu":
+                role.accelerator.profile = None  # there are none
         if role.dtype is None:
             role.dtype = "bfloat16" if role.accelerator.kind == "nvidia" else "float32"
     trainer = resolved.spec.trainer

@@ -17,7 +17,6 @@ from rljob.api.roles import Rollout, Trainer
 from rljob.manifests import names
 from rljob.manifests.accelerator_profiles import AcceleratorProfile
 from rljob.manifests.render_context import RenderContext, Volume
-from rljob.protocol.environment import ACCELERATOR
 
 REQUESTS = {"cpu": "250m", "memory": "1Gi"}
 """Requests of a pod without GPUs. Pods without requests are evicted first when a node runs out of memory."""
@@ -53,7 +52,7 @@ def resources(ctx: RenderContext, role: Trainer | Rollout, devices: int) -> Reso
     own_network = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if role.host_network else {}
     return Resources(
         resources={"requests": _requests(ctx, profile, devices)} | ({"limits": limits} if limits else {}),
-        variables={**_variables(profile, role.accelerator), **role.nccl},
+        variables={**_variables(profile), **role.nccl},
         volumes=[_shared_memory(role.shared_memory)],
         tolerations=_tolerations(profile),
         spec_fields=own_network
@@ -79,11 +78,11 @@ def _requests(ctx: RenderContext, profile: AcceleratorProfile | None, devices: i
     return {resource: _times(quantity, devices) for resource, quantity in quantities.items()}
 
 
-def _variables(profile: AcceleratorProfile | None, wanted: Accelerator) -> dict[str, str]:
+def _variables(profile: AcceleratorProfile | None) -> dict[str, str]:
     if profile is None:
         # With NVIDIA's runtime as default, GPU images see all GPUs of the node unless this is set.
         return {"NVIDIA_VISIBLE_DEVICES": "void"}
-    return profile.env | ({ACCELERATOR: "nvidia"} if wanted.profile is not None else {})
+    return profile.env
 
 
 def _tolerations(profile: AcceleratorProfile | None) -> list[Mapping[str, Any]]:

@@ -102,7 +102,7 @@ def read_environment() -> ComponentEnvironment:
         if not os.environ.get(name):
             raise ValueError(f"{name} is not set; rljob run and the operator set it")
     return ComponentEnvironment(
-        job=resolve(RLJob.model_validate_json(_read("RLJOB_JOB")), _accelerator()),
+        job=resolve(RLJob.model_validate_json(_read("RLJOB_JOB")), _accelerator(), profiles=True),
         storage=Path(os.environ["RLJOB_STORAGE"]),
         coordinator=os.environ.get("RLJOB_COORDINATOR", ""),
         token=_token("RLJOB_TOKEN", "RLJOB_TOKEN_FILE"),
