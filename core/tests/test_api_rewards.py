@@ -12,6 +12,7 @@ from rljob.api.base import Model
 from rljob.api.cel_rules import rules
 from rljob.api.errors import ManifestError
 from rljob.api.explain import fields, manifest_page
+from rljob.api.field_docs import field_docs
 from rljob.api.load import validate
 from rljob.api.rewards import REWARDS, RewardKind
 from rljob.api.rewards.load_reward import load_reward
@@ -93,14 +94,12 @@ def test_a_built_in_reward_is_complete(name: str) -> None:
     assert kind.summary and kind.summary.endswith(".")
     assert isinstance(kind.make, str), "the factory is imported by the reward service only"
     assert kind.row_check is None or callable(kind.row_check)
-    assert all(field.description for field in kind.options.model_fields.values())
+    docs = field_docs(kind.options)
+    assert set(docs) == set(kind.options.model_fields)
     row = next(line for line in manifest_page().splitlines() if line.startswith("| `spec.rewards.builtin`"))
     assert f"`{name}`: {kind.summary}" in row
     for option, field in kind.options.model_fields.items():
-        assert (
-            f"`{field.alias or option}` ({' '.join(str(field.description).split())}"
-            in fields()["spec.rewards.config"].meaning
-        )
+        assert f"`{field.alias or option}` ({' '.join(docs[option].split())}" in fields()["spec.rewards.config"].meaning
 
 
 @pytest.mark.parametrize("name", [name for name, kind in REWARDS.items() if kind.data is not None])

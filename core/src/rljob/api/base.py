@@ -42,6 +42,6 @@ class Model(BaseModel):
         alias_generator=to_camel,
         populate_by_name=True,
         extra="forbid",
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
+        defer_build=True,  # a model that is only a part of another is never built alone
     )

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from rljob.api.base import Model
 from rljob.api.errors import path_text, sentences_of
+from rljob.api.field_docs import documented_schema
 from rljob.api.unsupported import on_one_line
 
 
@@ -59,7 +60,7 @@ def option_problems(kind: Configurable, config: Mapping[str, Any]) -> Iterator[s
 
 def describe_options(options: type[Model]) -> str:
     """Return the options of a model, each with its description and default, for the documentation; or none."""
-    schema = options.model_json_schema(by_alias=True)
+    schema = documented_schema(options)
     lines = [
         f"`{option}` ({' '.join(field.get('description', '').split())}; {_default(field)})"
         for option, field in schema.get("properties", {}).items()

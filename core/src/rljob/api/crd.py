@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from rljob.api.cel_rule import CelRule
 from rljob.api.cel_rules import rules
 from rljob.api.explain import FieldDoc, fields
+from rljob.api.field_docs import documented_schema
 from rljob.api.immutable import immutability
 from rljob.api.job_status import RLJobStatus
 from rljob.api.models import Metadata, RLJob, RLJobSpec
@@ -212,7 +213,7 @@ def _add_descriptions(schema: Schema, path: str, docs: dict[str, FieldDoc]) -> N
 
 
 def _schema_of(model: type[BaseModel], *, defaults: bool) -> Schema:
-    schema = model.model_json_schema(by_alias=True)
+    schema = documented_schema(model)
     return structural(schema, schema.get("$defs", {}), defaults=defaults)
 
 

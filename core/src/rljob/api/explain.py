@@ -12,6 +12,7 @@ from typing import Any
 from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import PRESETS, fill
 from rljob.api.errors import ManifestError
+from rljob.api.field_docs import documented_schema
 from rljob.api.field_metadata import ManifestField, manifest_fields, outermost
 from rljob.api.kubernetes import AcceleratorKind
 from rljob.api.models import RLJob
@@ -60,7 +61,7 @@ def to_data(job: RLJob) -> dict[str, Any]:
 
 def fields() -> dict[str, FieldDoc]:
     """Return every field by its path without indices (``spec.tasks.sampling``), parents before children."""
-    schema = RLJob.model_json_schema(by_alias=True)
+    schema = documented_schema(RLJob)
     found = manifest_fields(RLJob)
     known = {field.name: field for field in found.values()}
     refused = {field.name: field for field in outermost(found, lambda field: field.unsupported)}

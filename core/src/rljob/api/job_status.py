@@ -108,9 +108,7 @@ class StatusPart:
     """Base class of the parts of `run`: camelCase aliases. A reader ignores unknown fields, so it reads the status of a
     newer coordinator."""
 
-    __pydantic_config__ = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    __pydantic_config__ = ConfigDict(alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False)
 
 
 @dataclass
