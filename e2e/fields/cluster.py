@@ -57,6 +57,7 @@ def _lifecycle(job: RLJob) -> Iterator[Any]:
     yield _visible_plan(world)
     for _ in range(2):
         if any("trainer" in name for name in world.names("Job")):
+            world.exit("trainer-", 1)
             world.fail_job()
         world.settle()
         world.now += 90
