@@ -9,6 +9,12 @@ import pytest
 from e2e.integration.helm_program import Helm
 from tools.cluster.controlplane import ControlPlane
 
+LATE_CONNECTIONS = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function _SelectorTransport:pytest.PytestUnraisableExceptionWarning"
+)
+"""A connection that a server accepts while it closes is never closed, and a Prometheus opens them all the time. It
+is collected during some other test, which is not to blame."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -16,6 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker("apiserver")
+            item.add_marker(LATE_CONNECTIONS)
 
 
 @pytest.fixture(scope="session")

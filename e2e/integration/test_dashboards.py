@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import re
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -161,7 +162,10 @@ async def test_every_query_of_the_dashboards_returns_data_of_a_run(program: Helm
         ):
             for awaited in AWAITED:
                 await prometheus.until(awaited, SECONDS)
-            assert not await problems(prometheus)
+            deadline = time.monotonic() + SECONDS  # on a busy machine scrapes fail, and rates have gaps
+            while (found := await problems(prometheus)) and time.monotonic() < deadline:
+                await asyncio.sleep(TICK_SECONDS)
+            assert not found
             (state,) = await prometheus.query("rljob_run_state == 1")
     assert (state["metric"]["state"], state["metric"]["namespace"]) in {
         ("Running", "research"),
