@@ -111,6 +111,13 @@ def test_a_file_that_the_record_does_not_list_is_reported(tmp_path):
         assert find_unrecorded(tmp_path, files) == f"{name} is not in trainer.json: remove it"
 
 
+def test_a_directory_that_cannot_be_read_is_reported(tmp_path):
+    """A process that checks other files of the checkpoint may be the first to notice."""
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    files = {"model.safetensors": "", "trainer/optimizer.safetensors": ""}
+    assert find_unrecorded(tmp_path, files) == "trainer cannot be read (No such file or directory)"
+
+
 def test_parts_of_a_file_have_the_names_of_transformers():
     assert part_name("model.safetensors", 1, 1) == "model.safetensors"
     assert part_name("model.safetensors", 2, 12) == "model-00002-of-00012.safetensors"

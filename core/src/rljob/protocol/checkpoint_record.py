@@ -103,7 +103,11 @@ def find_unrecorded(directory: Path, files: Collection[str]) -> str:
     """Return the first file beside ``files`` (paths in the directory) that a reader might take for one of them, such as
     an index, and what to do; empty if there is none. Hidden files do not count: NFS makes them."""
     for folder in sorted({(directory / name).parent for name in files}):
-        for path in sorted(folder.iterdir()):
+        try:
+            found = sorted(folder.iterdir())
+        except OSError as error:
+            return f"{folder.relative_to(directory).as_posix()} cannot be read ({error.strerror})"
+        for path in found:
             name = path.relative_to(directory).as_posix()
             if not path.is_dir() and name not in files and name != STATE_FILE and not path.name.startswith("."):
                 return f"{name} is not in {STATE_FILE}: remove it"
