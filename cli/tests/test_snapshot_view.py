@@ -268,7 +268,7 @@ def test_failed_samples_are_shown_with_their_share_and_the_last_reason(tmp_path)
     assert f"failed     {line}" in list(plain_lines(snapshot(status)))
     assert "  1:20 left  failed 66 %  running" in one_line(snapshot(status))
     assert summary(snapshot(status, directory=tmp_path))[3:5] == [
-        f"failed: {line}",
+        f"failed in training: {line}",
         f"list of failed samples: rljob samples {tmp_path} --state failed",
     ]
     assert snapshot(status).data()["status"]["ended"]["failed"] == 244

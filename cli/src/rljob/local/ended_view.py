@@ -39,7 +39,7 @@ def ended_shares(ended: EndedSamples) -> str:
 def ended_summary(ended: EndedSamples, directory: Path) -> Iterator[str]:
     """Yield the lines of the summary of a run."""
     for end, text in ended_rows(ended):
-        yield f"{end}: {text}"
+        yield f"{end} in training: {text}"
     if ended.failed:
         yield f"list of failed samples: rljob samples {directory} --state failed"
 
