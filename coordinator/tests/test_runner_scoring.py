@@ -147,6 +147,8 @@ async def test_a_service_that_restarts_loses_nothing(monkeypatch: pytest.MonkeyP
         pytest.param(lambda items: web.Response(body=b'{"scores":["\xff"]}'), id="not UTF-8"),
         pytest.param(lambda items: web.Response(text='{"x":' + "[" * 100_000), id="deep"),
         pytest.param(lambda items: web.Response(text='{"scores":[{"sample":"g0.1","reward":1e999}]}'), id="infinite"),
+        pytest.param(lambda items: _score(reward=1.7e308), id="too large"),
+        pytest.param(lambda items: _score(metrics={"a": -1e31}), id="a metric that is too large"),
         pytest.param(lambda items: web.Response(status=204), id="no content"),
         pytest.param(lambda items: web.Response(status=101), id="another protocol"),
         pytest.param(lambda items: _score(metrics={"a": "b"}), id="a metric of another type"),

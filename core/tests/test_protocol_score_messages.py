@@ -58,8 +58,9 @@ def test_a_sum_that_is_not_the_reward_is_found(turn_rewards: list[float]) -> Non
         (1, math.nan, [], "its reward is nan"),
         (2, 1.0, [0.0, math.inf], "the reward of turn 1 is inf"),
         (2, 1.0, [0.0, 0.0, 0.0], "rewards of 3 turns, but 2 turns"),
-        (3, 1.0, [1e308, 1e308], "not finite"),
-        (2, 1e308, [-1e308], "not finite"),
+        (1, 1e31, [], "its reward is 1e\\+31"),
+        (2, 1.0, [-1e31], "the reward of turn 0 is -1e\\+31"),
+        (3, 1.0, [1e30, 1e30], "the reward of its last turn is -2e\\+30"),
     ],
 )
 def test_invalid_rewards_are_refused_in_one_sentence(

@@ -58,6 +58,8 @@ def test_numbers_of_any_library_are_accepted(answer):
         (float("nan"), "returned nan as reward"),
         (float("inf"), "returned inf as reward"),
         (10**400, "as reward"),
+        (-1.7e308, "returned -1.7e+308 as reward"),
+        ((1.0, {"large": 1e31}), "returned 1e+31 as large"),
         ("1.0", "returned '1.0' as reward"),
         (None, "returned None: it did not score the sample"),
         ([1.0], "returned [1.0] as reward"),

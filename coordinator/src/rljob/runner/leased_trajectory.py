@@ -23,7 +23,7 @@ from rljob.protocol.messages import (
     encode_frame,
     frame_decoder,
 )
-from rljob.protocol.score_messages import Score, ScoreItem, ScoreTurn, credit_turns
+from rljob.protocol.score_messages import Score, ScoreItem, ScoreTurn, credit_turns, usable
 from rljob.runner.context import TrajectoryError
 from rljob.runner.cut_answer import answer_text
 from rljob.runner.leased_episode import EnvironmentRuntime, LeasedEpisode
@@ -191,7 +191,7 @@ class LeasedTrajectory:
         """Credit a reward to the last turn."""
         if not self._turns:
             raise TrajectoryError("the loop gives a reward before the first turn is generated")
-        if not math.isfinite(value):
+        if not usable(value):
             raise TrajectoryError(f"the loop gives turn {len(self._turns) - 1} the reward {value}")
         self._credits[-1] += float(value)
 
@@ -361,7 +361,7 @@ class LeasedTrajectory:
         except (ValueError, OverflowError) as error:
             raise TrajectoryError(str(error)) from error
         for name, value in metrics.items():
-            if not math.isfinite(value):
+            if not usable(value):
                 raise TrajectoryError(f"the metric {name} of its score is {value}")
         lease, single = self._lease, not any(credited[:-1])
         result = TrajectoryScored(

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -30,11 +29,13 @@ from rljob.protocol.backoff import Backoff
 from rljob.protocol.score_messages import (
     MAX_ERROR,
     MAX_ITEMS,
+    MAX_MAGNITUDE,
     MAX_REQUEST_BYTES,
     Score,
     ScoreItem,
     ScoreReply,
     ScoreRequest,
+    usable,
 )
 from rljob.runner.hedging import HedgeDelay, hedged
 from rljob.runner.reward_http import RefusedSampleError, RewardHttp, RewardUnavailableError, ServiceFailedError
@@ -291,8 +292,8 @@ class RewardClient:
         return scores
 
     def _checked(self, score: Score) -> Score:
-        if not score.error and not all(map(math.isfinite, (score.reward, *score.metrics.values()))):
-            score.error = f"reward {self._name} answered a number that is not finite"
+        if not score.error and not all(map(usable, (score.reward, *score.metrics.values()))):
+            score.error = f"reward {self._name} answered a number that is not finite or beyond {MAX_MAGNITUDE:g}"
         score.error = score.error[:MAX_ERROR]
         return score
 

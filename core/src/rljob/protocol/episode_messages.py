@@ -10,10 +10,11 @@ The runner sends no request beyond the bounds below and accepts no reply beyond 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
+
+from rljob.protocol.score_messages import usable
 
 MAX_SESSION = 128
 """Characters of the name of a session: letters, digits, and . _ -"""
@@ -67,14 +68,14 @@ class Observation(msgspec.Struct):
 
 
 def problem_of(reply: Observation) -> str:
-    """Return why a reply breaks a bound or has a number that is not finite, or empty text. The subject is omitted."""
+    """Return why a reply breaks a bound or has a number that is not usable, or empty text. The subject is omitted."""
     if len(reply.observation) > MAX_OBSERVATION:
         return f"an observation of {len(reply.observation):,} characters; at most {MAX_OBSERVATION:,} are allowed"
     if len(reply.metrics) + len(reply.means) > MAX_METRICS:
         return f"{len(reply.metrics) + len(reply.means)} metrics; at most {MAX_METRICS} are allowed"
-    if not math.isfinite(reply.reward):
+    if not usable(reply.reward):
         return f"the reward {reply.reward}"
     for name, value in (*reply.metrics.items(), *reply.means.items()):
-        if not math.isfinite(value):
+        if not usable(value):
             return f"the metric {name} = {value}"
     return ""

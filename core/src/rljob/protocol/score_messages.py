@@ -24,6 +24,8 @@ MAX_SCORE_BYTES = 256 << 10
 """Length of a Score. A ScoreReply has at most this length for each sample of its request."""
 MAX_ERROR = 1000
 """Characters of the error of a Score; longer ones are cut."""
+MAX_MAGNITUDE = 1e30
+"""Of rewards and metrics: their sums and squares stay finite in float64."""
 
 
 class ScoreTurn(msgspec.Struct):
@@ -117,6 +119,11 @@ class CheckedSample(msgspec.Struct):
     seconds: float
 
 
+def usable(value: float) -> bool:
+    """Return whether a reward or a metric is a number, finite, and not beyond MAX_MAGNITUDE."""
+    return abs(value) <= MAX_MAGNITUDE  # NaN is not
+
+
 def credit_turns(turns: int, reward: float, turn_rewards: Sequence[float] = ()) -> list[float]:
     """Return the reward of every turn of a sample. The sum is the sample's reward (see :func:`add_up`).
 
@@ -126,37 +133,30 @@ def credit_turns(turns: int, reward: float, turn_rewards: Sequence[float] = ()) 
         turn_rewards: rewards of the first turns; the last turn gets the rest of ``reward``.
 
     Raises:
-        ValueError: there is no turn, there are more rewards than turns, or a reward is not finite.
+        ValueError: there is no turn, there are more rewards than turns, or a reward is not usable.
     """
     if turns < 1:
         raise ValueError("it has a reward, but no turn was generated")
     if len(turn_rewards) > turns:
         raise ValueError(f"it has rewards of {len(turn_rewards)} turns, but {turns} turns; give at most one a turn")
-    if not math.isfinite(reward):
+    if not usable(reward):
         raise ValueError(f"its reward is {reward}")
     for turn, value in enumerate(turn_rewards):
-        if not math.isfinite(value):
+        if not usable(value):
             raise ValueError(f"the reward of turn {turn} is {value}")
     credited = [*map(float, turn_rewards), *[0.0] * (turns - len(turn_rewards))]
-    try:
-        credited[-1] += reward - math.fsum(credited)
-    except OverflowError:
-        credited[-1] = math.inf
+    credited[-1] += reward - math.fsum(credited)
     if not add_up(credited, reward):
-        raise ValueError("the sum of its turns' rewards is not finite")
+        raise ValueError(f"the reward of its last turn is {credited[-1]}, the rest of {reward}")
     return credited
 
 
 def add_up(turn_rewards: Sequence[float], reward: float) -> bool:
-    """Return whether the rewards of a sample's turns are finite and add up to its reward, except for rounding.
+    """Return whether the rewards of a sample's turns are usable and add up to its reward, except for rounding.
 
     ``reward`` is the reward that the sample received. The sum of the turns' rewards may differ in the last digits.
     """
-    if not all(map(math.isfinite, (*turn_rewards, reward))):
+    if not all(map(usable, (*turn_rewards, reward))):
         return False
     largest = max(map(abs, turn_rewards), default=0.0)
-    try:
-        total = math.fsum(turn_rewards)
-    except OverflowError:
-        return False
-    return math.isclose(total, reward, rel_tol=TOLERANCE, abs_tol=TOLERANCE * max(1.0, largest))
+    return math.isclose(math.fsum(turn_rewards), reward, rel_tol=TOLERANCE, abs_tol=TOLERANCE * max(1.0, largest))

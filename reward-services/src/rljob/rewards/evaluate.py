@@ -10,7 +10,7 @@ from typing import Any
 
 from rljob.api.extensions import is_async
 from rljob.api.rewards import NotScored, Parts, Scorer, Unavailable, is_batch, is_deterministic
-from rljob.protocol.score_messages import MAX_ERROR, Score, ScoreItem
+from rljob.protocol.score_messages import MAX_ERROR, MAX_MAGNITUDE, Score, ScoreItem, usable
 
 FIELDS = ("prompt", "completion", "finish", "problem", "task", "turns", "response_tokens", "metadata")
 """Possible parameters of a reward: fields of a ScoreItem."""
@@ -142,8 +142,8 @@ class RewardEvaluator:
         reward, metrics = result if _is_pair(result) else (result, {})
         for key, value in [("reward", reward), *metrics.items()]:
             if not _is_number(value):
-                reason = f"reward {self._name} returned {value!r} as {key}; it must return a finite number"
-                return error_score(item.sample, reason)
+                wanted = f"a number from -{MAX_MAGNITUDE:g} to {MAX_MAGNITUDE:g}"
+                return error_score(item.sample, f"reward {self._name} returned {value!r} as {key}; return {wanted}")
         return Score(item.sample, float(reward), {str(key): float(value) for key, value in metrics.items()}, "")
 
     def _not_scored(self, item: ScoreItem, reason: NotScored) -> Score:
@@ -223,8 +223,8 @@ def _is_pair(result: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether ``value`` is a finite number, of Python, NumPy or a similar library."""
+    """Return whether ``value`` is a usable number, of Python, NumPy or a similar library."""
     try:
-        return math.isfinite(value)
+        return math.isfinite(value) and usable(float(value))
     except (TypeError, OverflowError, ValueError):
         return False
