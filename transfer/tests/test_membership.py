@@ -27,10 +27,10 @@ class TakesThePlace:
         self._plain = dist.ProcessGroupGloo.create_device
         monkeypatch.setattr(dist.ProcessGroupGloo, "create_device", self._create_device)
 
-    def _create_device(self, hostname):
+    def _create_device(self, **options):
         with self._lock:
             before = _ports()
-            device = self._plain(hostname=hostname)
+            device = self._plain(**options)
             for port in _ports() - before:
                 for number in range(4):
                     self.connections.append(socket.create_connection((HOST, port), SECONDS))

@@ -36,6 +36,8 @@ class ExchangeStore(dist.Store):
 
     def __init__(self, connections: Mapping[int, socket.socket], deadline: float) -> None:
         super().__init__()
+        self.own_values: list[bytes] = []
+        """Those that this member has set."""
         self._connections = dict(connections)
         self._unread = dict.fromkeys(connections, b"")
         self._deadline = deadline
@@ -50,6 +52,7 @@ class ExchangeStore(dist.Store):
         raw = value.encode() if isinstance(value, str) else value
         with self._lock:
             self._keep(key, raw)
+            self.own_values.append(raw)
             self._send(_HEADER.pack(len(key.encode()), len(raw)) + key.encode() + raw, *self._connections)
 
     def get(self, key: str) -> bytes:

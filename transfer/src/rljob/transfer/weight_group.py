@@ -2,10 +2,10 @@
 them, and only the buckets do not cross its connections (:mod:`rljob.transfer.bucket_wires`).
 
 The sender listens (:class:`rljob.transfer.rendezvous.RendezvousListener`) and calls :meth:`WeightGroup.host`; the
-workers call :meth:`WeightGroup.join`. The members of a group that either method returns know its nonce, and its sender
-no longer listens. Invariants: every operation has a deadline, and the death of a member never ends the process of
-another. The creation of a communicator, and its abort, may wait for a dead peer without end, so both run in daemon
-threads that are never joined and hold no weights.
+workers call :meth:`WeightGroup.join`. The members of a group that either method returns know its nonce, its sender no
+longer listens, and gloo accepts no further connection. Invariants: every operation has a deadline, and the death of a
+member never ends the process of another. The creation of a communicator, and its abort, may wait for a dead peer
+without end, so both run in daemon threads that are never joined and hold no weights.
 
 Called by ``rljob.trainer.weight_sender`` and, through :mod:`rljob.transfer.receiver`, by the engine's workers.
 """
@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from rljob.transfer.bucket_wires import WIRES, BucketWire, PlainWire, prove_one_machine
 from rljob.transfer.exchange import ExchangeStore
+from rljob.transfer.gloo_listener import drop_new_connections, raise_descriptor_limit
 from rljob.transfer.membership import prove_membership
 from rljob.transfer.rendezvous import SENDER_RANK, Rendezvous, RendezvousListener, connect
 
@@ -132,6 +133,8 @@ class WeightGroup:
                     end = min(deadline, time.monotonic() + PROOF_SECONDS)
                 created.append(group)
                 group._prove(rendezvous.group, end)
+                if transport != "nccl":  # earlier, a member whose place was taken would wait for its connection
+                    drop_new_connections(store.own_values)
                 if transport == "ipc":
                     prove_one_machine(group, rank, group.size, deadline)
             except BaseException:  # re-raised; the other members fail at once when this one leaves
@@ -215,7 +218,10 @@ def _gloo(store: ExchangeStore, rank: int, rendezvous: Rendezvous, deadline: flo
     """Return a communicator that is connected to all members."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stub
     options._timeout = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address_towards(rendezvous.address))]
+    # A lazy device would connect some pairs later, when its listener drops connections.
+    device = dist.ProcessGroupGloo.create_device(hostname=address_towards(rendezvous.address), lazy_init=False)
+    options._devices = [device]
+    raise_descriptor_limit()
     return dist.ProcessGroupGloo(store, rank, rendezvous.world_size, options)
 
 
