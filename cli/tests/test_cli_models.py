@@ -133,6 +133,9 @@ def test_an_evaluated_model_is_copied_again_if_it_is_damaged_or_the_checkpoint_i
     (model / "model.safetensors").write_text("damaged")
     assert evaluation.evaluated_model(run, checkpoint) == model
     assert (model / "model.safetensors").read_text() == '"model.safetensors of 10"'
+    (model / "model.safetensors.index.json").write_text("{}")  # a reader of the model would obey this index
+    assert evaluation.evaluated_model(run, checkpoint) == model
+    assert names(model) == ["config.json", "model.safetensors", "tokenizer.json"]
     state = TrainerState(10, 10, 2, {}, checkpoints.recorded_files(checkpoint))  # written again by another incarnation
     (checkpoint.path / "trainer.json").write_bytes(encode_state(state))
     keep_checkpoints(run.path, {10: state.digest})

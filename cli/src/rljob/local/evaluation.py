@@ -15,7 +15,7 @@ from rljob.api.resolve import IN_STORAGE, in_storage
 from rljob.local import checkpoints, find_run
 from rljob.local.checkpoints import RunCheckpoint
 from rljob.local.run_directory import RunDirectory
-from rljob.protocol.checkpoint_record import find_damage
+from rljob.protocol.checkpoint_record import find_damage, find_unrecorded
 
 DIGEST_DIGITS = 12
 
@@ -54,15 +54,16 @@ def evaluation_job(
 
 
 def evaluated_model(run: RunDirectory, checkpoint: RunCheckpoint) -> Path:
-    """Return a copy of a checkpoint's model: an earlier one if it has the recorded digests, else a new one. A repeated
-    step may have other weights; then it has a copy of its own.
+    """Return a copy of a checkpoint's model: an earlier one if it has the recorded files and no others, else a new one.
+    A repeated step may have other weights; then it has a copy of its own.
 
     Raises:
         CliError: as :func:`rljob.local.checkpoints.export`.
     """
     model = run.path / "evaluations" / f"model-{checkpoint.step:06d}-{checkpoint.digest[:DIGEST_DIGITS]}"
     if model.exists():
-        if not find_damage(model, checkpoints.recorded_files(checkpoint)):
+        files = checkpoints.recorded_files(checkpoint)
+        if not (find_damage(model, files) or find_unrecorded(model, files)):
             return model
         shutil.rmtree(model)
     checkpoints.export(checkpoint, model)
