@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -263,6 +264,56 @@ def test_a_file_is_no_place_for_an_export(run, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(CliError, match="file is a file; give a directory"):
         checkpoints.export(checkpoints.find(run, 10), tmp_path / "file")
+
+
+@pytest.mark.parametrize("target", ["empty", "absent", "file", "link"])
+def test_a_symbolic_link_is_no_destination(rljob, tmp_path, monkeypatch, target):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(target)
+    for where in ([], ["-n", "team-a", "--context", "nowhere"]):
+        code, out, err = rljob("export", *where, "no-run", "link")
+        assert (code, out) == (2, "")
+        assert err == "rljob: link is a symbolic link; give a directory that does not exist yet\n"
+    assert names(tmp_path) == ["empty", "file", "link"]
+
+
+@pytest.mark.parametrize("length", [250, 300])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_destination_with_a_name_that_is_too_long_is_one_sentence(run, rljob, tmp_path, monkeypatch, length, named):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/sums").symlink_to(run.path)
+    monkeypatch.chdir(tmp_path)
+    destination = length * "x"
+    code, out, err = rljob("export", *["sums"] * named, destination)
+    assert (code, out) == (2, "")
+    assert err == f"rljob: {destination} cannot be created: File name too long; give another directory\n"
+
+
+def test_a_run_with_a_name_that_is_too_long_does_not_exist(rljob, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = rljob("export", 300 * "x", "model")
+    assert (code, out) == (2, "") and err.startswith(f"rljob: there is no run '{300 * 'x'}': give a run directory")
+
+
+def test_a_destination_that_another_program_creates_meanwhile_is_one_sentence(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with (
+        pytest.raises(CliError, match=r"^out cannot be created: Not a directory; give another directory$") as caught,
+        checkpoints.new_directory(Path("out")),
+    ):
+        (tmp_path / "out").symlink_to("run")
+    assert caught.value.exit_code == 2
+    assert names(tmp_path) == ["out", "run"]
+
+
+@pytest.mark.parametrize("name", ["*", "?", "[m]"])
+def test_an_export_removes_only_what_an_export_of_the_same_name_has_left(run, tmp_path, name):
+    for other in ("m", name):
+        (tmp_path / f".{other}.partial-killed").mkdir()
+    checkpoints.export(checkpoints.find(run, 2), tmp_path / name)
+    assert names(tmp_path) == sorted([".m.partial-killed", name, "run"])
 
 
 def test_an_export_that_fails_half_way_leaves_nothing(run, tmp_path, monkeypatch):

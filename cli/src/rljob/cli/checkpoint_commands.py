@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -66,7 +67,7 @@ def _refuse_name_of_run(destination: str) -> None:
     if find_run.exists(destination):
         raise _no_destination(destination)
     similar = find_run.similar(destination)
-    if similar is not None and not Path(destination).exists():
+    if similar is not None and not os.path.lexists(destination):
         raise CliError(
             f"there is no run {destination!r}; did you mean rljob export {similar} DEST? Write {destination}/ for a "
             "directory of this name",

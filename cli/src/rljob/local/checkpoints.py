@@ -7,6 +7,7 @@ The ledger says which of them the run keeps, and has the digests of their record
 from __future__ import annotations
 
 import contextlib
+import glob
 import secrets
 import shutil
 import stat
@@ -162,13 +163,22 @@ def check_destination(destination: Path) -> None:
     """Check that ``destination`` does not exist or is empty.
 
     Raises:
-        CliError: with exit code 2: the destination is a file, or is not empty.
+        CliError: with exit code 2: the destination is a file or a symbolic link, is not empty, or cannot be read.
     """
-    destination = destination.absolute()
-    if destination.exists() and not destination.is_dir():
-        raise CliError(f"{destination} is a file; give a directory that does not exist yet", 2)
-    if destination.exists() and any(destination.iterdir()):
-        raise CliError(f"{destination} is not empty; give a directory that does not exist yet", 2)
+    try:
+        if destination.is_symlink():  # no directory can be renamed to it
+            problem = "is a symbolic link"
+        elif not destination.exists():
+            return
+        elif not destination.is_dir():
+            problem = "is a file"
+        elif any(destination.iterdir()):
+            problem = "is not empty"
+        else:
+            return
+    except OSError as error:
+        raise _not_created(destination, error) from None
+    raise CliError(f"{destination} {problem}; give a directory that does not exist yet", 2)
 
 
 @contextlib.contextmanager
@@ -178,22 +188,29 @@ def new_directory(destination: Path) -> Iterator[Path]:
     Raises:
         CliError: with exit code 2: the destination is not empty or cannot be written.
     """
-    destination = destination.absolute()
     check_destination(destination)
+    path = destination.absolute()
     try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in destination.parent.glob(f".{destination.name}.partial-*"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
             shutil.rmtree(leftover)  # of an export that was killed
-        partial = destination.with_name(f".{destination.name}.partial-{secrets.token_hex(4)}")
+        partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
         partial.mkdir()
     except OSError as error:
-        raise CliError(f"{destination} cannot be created: {error.strerror}; give another directory", 2) from None
+        raise _not_created(destination, error) from None
     try:
         yield partial
         sync_path(partial)
-        partial.replace(destination)
+        try:
+            partial.replace(path)
+        except OSError as error:  # another program has created it meanwhile
+            raise _not_created(destination, error) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _not_created(destination: Path, error: OSError) -> CliError:
+    return CliError(f"{destination} cannot be created: {error.strerror}; give another directory", 2)
 
 
 def check_files(directory: Path, files: Mapping[str, str], what: str, others: Sequence[int] = ()) -> None:

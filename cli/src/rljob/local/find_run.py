@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 from pathlib import Path
 
@@ -56,8 +57,10 @@ def is_run(path: Path) -> bool:
     """Return whether ``path`` is a run directory."""
     try:
         return (path / MANIFEST).is_file()
-    except PermissionError:  # a directory of another user
-        return False
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):  # EACCES: a directory of another user
+            return False
+        raise
 
 
 def known() -> list[Path]:
