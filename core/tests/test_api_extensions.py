@@ -32,3 +32,14 @@ def test_a_module_that_ends_with_sys_exit_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=r"^spec\.x: module script_without_guard cannot be imported \(SystemExit: 0\)"):
         load({}, "script_without_guard:main", "spec.x")
+
+
+@pytest.mark.parametrize("raised", ["RuntimeError", "ImportError", "SystemExit"])
+def test_an_attribute_that_raises_an_exception_is_a_sentence(tmp_path, monkeypatch, raised):
+    module = f"lazy_attributes_{raised.lower()}"
+    (tmp_path / f"{module}.py").write_text(f"def __getattr__(name):\n    raise {raised}('boom')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    sentence = rf"^spec\.x: attribute main of module {module} cannot be read \({raised}: boom\); correct the module$"
+    with pytest.raises(ValueError, match=sentence) as caught:
+        load({}, f"{module}:main", "spec.x")
+    assert type(caught.value.__cause__).__name__ == raised

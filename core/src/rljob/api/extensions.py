@@ -122,7 +122,7 @@ def load(registry: Registry, value: str, field: str) -> Any:
         field: path of the field, for errors.
 
     Raises:
-        ValueError: there is no such module or attribute, or the module cannot be imported.
+        ValueError: there is no such module or attribute, or the module cannot be imported, or the attribute not read.
     """
     module, _, path = registry.get(value, value).partition(":")
     try:
@@ -133,9 +133,15 @@ def load(registry: Registry, value: str, field: str) -> Any:
             "this process runs (in a cluster: in the image of its template)"
         ) from error
     for name in path.split("."):
-        if not hasattr(found, name):
-            raise ValueError(f"{field}: module {module} has no attribute {path}; correct {value!r}")
-        found = getattr(found, name)
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise ValueError(f"{field}: module {module} has no attribute {path}; correct {value!r}") from None
+        except (Exception, SystemExit) as error:  # as above: a module may have a function __getattr__
+            raise ValueError(
+                f"{field}: attribute {path} of module {module} cannot be read ({type(error).__name__}: {error}); "
+                "correct the module"
+            ) from error
     return found
 
 
