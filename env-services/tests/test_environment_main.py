@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import sys
+import threading
 
 import pytest
 
@@ -28,10 +30,13 @@ class Environment:
 def run(monkeypatch, capsys, tmp_path):
     """Return a function that runs the entry point and returns exit code, output and errors."""
     monkeypatch.syspath_prepend(tmp_path)
+    for module, name in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
+        monkeypatch.setattr(module, name, getattr(module, name))
 
     def call(*arguments, given=""):
         monkeypatch.setattr(sys, "argv", ["rljob-environment", *arguments])
         monkeypatch.setattr(sys, "stdin", io.StringIO(given))
+        monkeypatch.setattr(logging.root, "handlers", [])  # those of pytest, which it adds after the fixtures
         with pytest.raises(SystemExit) as ended:
             main.main()
         printed = capsys.readouterr()
@@ -97,7 +102,28 @@ class Environment:
 class Failing(Environment):
     def step(self, action):
         raise ValueError(TEXT)
+
+class FailingInit(Environment):
+    def __init__(self):
+        raise SystemExit(TEXT)
+
+class FailingActions(Environment):
+    @property
+    def actions(self):
+        raise ValueError(TEXT)
+
+class FailingExpert(Environment):
+    def expert(self):
+        raise ValueError(TEXT)
+
+class FailingClose(Environment):
+    def close(self):
+        raise ValueError(TEXT)
+
+def __getattr__(name):
+    raise ValueError(TEXT)
 """
+ESCAPED = r"\x1b]0;title\x07\x9b2J\u202e\x7f"
 
 
 @pytest.mark.parametrize(
@@ -105,6 +131,15 @@ class Failing(Environment):
     [
         ("Environment", ("--play", "0")),
         ("Failing", ("--play", "0")),
+        ("FailingInit", ("--play", "0")),
+        ("FailingClose", ("--play", "0")),
+        ("none", ("--play", "0")),
+        ("none", ("--serve", "127.0.0.1:0", "1")),
+        ("none", ("--verify", "2", "2", "text")),
+        ("FailingInit", ("--verify", "2", "2", "text")),
+        ("FailingActions", ("--verify", "2", "2", "text")),
+        ("FailingExpert", ("--verify", "2", "2", "text")),
+        ("FailingClose", ("--verify", "2", "2", "text")),
         ("Failing", ("--verify", "2", "2", "text")),
         ("Failing", ("--verify", "2", "2", "json")),
     ],
@@ -115,3 +150,23 @@ def test_no_control_character_of_an_environment_reaches_the_terminal(run, tmp_pa
     _, out, err = run(option, f"hostile:{name}", "{}", *others, given="a\n")
     assert "title" in out + err
     assert all(character.isprintable() for character in (out + err).replace("\n", ""))
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("FailingInit", f"environment checked: hostile:FailingInit raised SystemExit: {ESCAPED}"),
+        ("FailingActions", f"environment checked: actions raised ValueError: {ESCAPED}"),
+        ("FailingExpert", f"agent scripted, seed 0: environment checked: expert raised ValueError: {ESCAPED}"),
+    ],
+)
+def test_the_check_names_what_raised_an_exception(run, tmp_path, name, problem):
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    code, out, err = run("--verify", f"hostile:{name}", "{}", "1", "2", "text")
+    assert (code, err) == (1, "") and f"problem: {problem}\n" in out
+
+
+def test_a_play_names_the_class_that_raised_an_exception(run, tmp_path):
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    code, _, err = run("--play", "hostile:FailingInit", "{}", "0")
+    assert (code, err) == (1, f"environment play: hostile:FailingInit raised SystemExit: {ESCAPED}\n")

@@ -27,12 +27,12 @@ CONNECTIONS = 1024
 """Open connections without a token: runners of a service with url have none."""
 
 
-def start_logging() -> None:
-    """Log to standard error. Control characters, which a peer's names or the code of a user may hold, are escaped: a
-    user who starts a service sees its log in a terminal."""
+def start_logging(level: str = "INFO") -> None:
+    """Log to standard error, from ``level`` on if the variable of the level is not set. Control characters, which a
+    peer's names or the code of a user may hold, are escaped: a user who starts a service sees its log in a terminal."""
     handler = logging.StreamHandler()
     handler.setFormatter(_EscapingFormatter(_LOG_FORMAT))
-    logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), handlers=[handler])
+    logging.basicConfig(level=os.environ.get(LOG_LEVEL, level), handlers=[handler])
 
 
 class _EscapingFormatter(logging.Formatter):

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rljob.api.environments.load_environment import as_kind, load_environment
+from rljob.api.environments.load_environment import LoadedEnvironment, as_kind, load_environment
 from rljob.api.roles import Environment
 from rljob.environments.episode import Calls
 from rljob.environments.session_server import build_session_app
@@ -36,16 +36,16 @@ def serve(environment: Any) -> None:
     end_on_sigterm()
     start_logging()
     try:
-        kind = as_kind(environment, getattr(environment, "__name__", "the environment"), "serve")
-        options = kind.parse({})
-        make: Any = kind.make
+        name = getattr(environment, "__name__", "the environment")
+        kind = as_kind(environment, name, "serve")
+        factory = LoadedEnvironment("serve", name, kind, kind.parse({})).factory()
         if os.environ.get("RLJOB_JOB"):
             context = read_environment()
             remove_token()
-            run(lambda: make(options), environment_of(context), context.listen, context.token)
+            run(factory, environment_of(context), context.listen, context.token)
         else:
             listen = os.environ.get("RLJOB_LISTEN", DEFAULT_LISTEN)
-            run(lambda: make(options), Environment(name="environment"), listen, "")
+            run(factory, Environment(name="environment"), listen, "")
     except ValueError as error:
         logging.error("%s", error)
         sys.exit(CONFIGURATION_ERROR)

@@ -82,8 +82,10 @@ def _serve(reference: str, config: str, listen: str, timeout_seconds: float) -> 
     from rljob.environments.environment_service import make_factory, run
     from rljob.protocol.service_server import start_logging
     from rljob.protocol.startup import end_on_sigterm
+    from rljob.protocol.traceback_escape import escape_tracebacks
 
     end_on_sigterm()
+    escape_tracebacks()
     start_logging()
     try:
         entry = _entry(reference, config).model_copy(update={"timeout_seconds": timeout_seconds})
@@ -97,8 +99,12 @@ def _with(reference: str, config: str, use: object) -> int:
     """Call ``use`` with the factory of an environment; return its exit code, or 2 if there is no such environment."""
     from rljob.api.text_escape import escape_block
     from rljob.environments.environment_service import make_factory
+    from rljob.protocol.service_server import start_logging
+    from rljob.protocol.traceback_escape import escape_tracebacks
 
     assert callable(use)
+    escape_tracebacks()
+    start_logging("WARNING")
     try:
         code: int = use(make_factory(_entry(reference, config), "rljob env"))
     except ValueError as error:

@@ -10,7 +10,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from rljob.api.text_escape import escape_json, escape_line
@@ -23,7 +23,7 @@ STRANGE_ACTIONS = ("", "\x00", "{}", "<answer></answer>", "é" * 1000)
 """Texts that a model may write; an environment must not raise an exception for them."""
 LEAK_BYTES = 20 << 10
 """Growth of the memory for each episode that counts as a leak."""
-Agent = Callable[[Any, random.Random], Awaitable[str] | str]
+Agent = Callable[[Any, random.Random], str]
 
 
 def verify(factory: Callable[[], Any], episodes: int, steps: int, output: str) -> int:
@@ -47,11 +47,10 @@ def verify(factory: Callable[[], Any], episodes: int, steps: int, output: str) -
 
 async def examine(factory: Callable[[], Any], episodes: int, steps: int) -> dict[str, Any]:
     """Return scores of the agents, speed, memory of an episode, and the problems, one sentence each."""
-    probe = factory()
-    actions = list(getattr(probe, "actions", []))
-    agents: dict[str, Callable[[Any, random.Random], str]] = {"random": lambda _, chance: _random(actions, chance)}
-    if hasattr(probe, "expert"):
-        agents["scripted"] = lambda environment, chance: environment.expert() or _random(actions, chance)
+    try:
+        agents = _agents(factory, Calls("checked", SECONDS))
+    except EpisodeError as error:
+        return {"problems": [str(error)]}
     problems: list[str] = []
     found: dict[str, Any] = {}
     for name, agent in agents.items():
@@ -73,23 +72,45 @@ async def examine(factory: Callable[[], Any], episodes: int, steps: int) -> dict
     return found | {"problems": list(dict.fromkeys(problems))}
 
 
-async def _episode(factory: Callable[[], Any], agent: Any, seed: int, steps: int) -> list[Observation]:
+def _agents(factory: Callable[[], Any], calls: Calls) -> dict[str, Agent]:
+    """Return the random agent, and the scripted one if the environment has a method ``expert``.
+
+    Raises:
+        EpisodeError: the environment failed.
+    """
+
+    def actions(environment: Any) -> list[str]:
+        return list(getattr(environment, "actions", []))
+
+    def expert(environment: Any, chance: random.Random) -> str:
+        return environment.expert() or _random(choices, chance)
+
+    probe = calls.call_here(factory)
+    choices = calls.call_here(actions, probe)
+    agents: dict[str, Agent] = {"random": lambda _, chance: _random(choices, chance)}
+    return agents | {"scripted": expert} if calls.call_here(hasattr, probe, "expert") else agents
+
+
+async def _episode(factory: Callable[[], Any], agent: Agent, seed: int, steps: int) -> list[Observation]:
     made: list[Any] = []
 
     def make() -> Any:
         made.append(factory())
         return made[0]
 
-    chance, episode = random.Random(seed), Episode(make, Calls("checked", SECONDS))
+    make.__name__ = factory.__name__
+
+    chance, calls = random.Random(seed), Calls("checked", SECONDS)
+    episode = Episode(make, calls)
     observations = [await episode.reset(seed, {"seed": seed})]
     while not observations[-1].ended and len(observations) <= steps:
-        observations.append(await episode.step(agent(made[0], chance)))
+        observations.append(await episode.step(calls.call_here(agent, made[0], chance)))
     if episode.closable:
         await episode.close()
     return observations
 
 
-async def _determinism(factory: Callable[[], Any], agent: Any, episodes: int, steps: int) -> list[str]:
+async def _determinism(factory: Callable[[], Any], agent: Agent, episodes: int, steps: int) -> list[str]:
     """Play episodes twice, the second time all together, so that a shared random state shows."""
     try:
         first = [await _episode(factory, agent, seed, steps) for seed in range(episodes)]
@@ -115,7 +136,7 @@ async def _strange_actions(factory: Callable[[], Any]) -> list[str]:
     return problems
 
 
-async def _growth(factory: Callable[[], Any], agent: Any, episodes: int, steps: int) -> int:
+async def _growth(factory: Callable[[], Any], agent: Agent, episodes: int, steps: int) -> int:
     """Return the bytes by which the process grows for each episode, after as many episodes as warm-up."""
     try:
         for seed in range(episodes):

@@ -19,20 +19,29 @@ METHODS = ("reset", "step")
 
 @dataclass(frozen=True)
 class LoadedEnvironment:
-    """An environment with its valid options. ``field``: manifest field with the reference."""
+    """An environment with its valid options.
+
+    ``field``: manifest field with the reference. ``reference``: name of a built-in environment, or module:attribute.
+    """
 
     field: str
+    reference: str
     kind: EnvironmentKind
     options: Model
 
     def factory(self) -> Callable[[], Any]:
-        """Return the function that makes the environment of an episode.
+        """Return the function that makes the environment of an episode. It is called as the reference, for errors.
 
         Raises:
             ValueError: the code cannot be imported.
         """
         make: Any = load({}, self.kind.make, self.field) if isinstance(self.kind.make, str) else self.kind.make
-        return lambda: make(self.options)
+
+        def factory() -> Any:
+            return make(self.options)
+
+        factory.__name__ = self.reference
+        return factory
 
 
 def load_environment(environment: Environment, where: str) -> LoadedEnvironment | None:
@@ -46,16 +55,16 @@ def load_environment(environment: Environment, where: str) -> LoadedEnvironment 
         ValueError: the code cannot be imported, is no environment, or the options do not fit it. One line a problem.
     """
     if environment.builtin is not None:
-        field, kind = f"{where}.builtin", ENVIRONMENTS[environment.builtin]
+        field, reference, kind = f"{where}.builtin", environment.builtin, ENVIRONMENTS[environment.builtin]
     elif environment.function is not None:
-        field = f"{where}.function"
-        kind = as_kind(load({}, environment.function, field), environment.function, field)
+        field, reference = f"{where}.function", environment.function
+        kind = as_kind(load({}, reference, field), reference, field)
     else:
         return None
     problems = [f"{where}.{problem}" for problem in kind.option_problems(environment.config)]
     if problems:
         raise ValueError("\n".join(problems))
-    return LoadedEnvironment(field, kind, kind.parse(environment.config))
+    return LoadedEnvironment(field, reference, kind, kind.parse(environment.config))
 
 
 def as_kind(found: Any, reference: str, field: str) -> EnvironmentKind:
