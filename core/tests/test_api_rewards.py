@@ -45,6 +45,8 @@ def row_check(row, options):
 def make(options, tasks):
     if options.unit == 99:
         raise RuntimeError("99 cannot be made")
+    if options.unit == 98:
+        raise SystemExit("98 cannot be made")
     return lambda completion: len(completion) / options.unit
 
 KIND = RewardKind(make=make, options=Options, data=["jsonl"], row_check=row_check)
@@ -189,9 +191,11 @@ def test_a_factory_is_imported_when_the_scorer_is_made(package: None) -> None:
         reward.make_scorer()
 
 
-def test_a_factory_that_raises_is_reported_with_the_field(package: None) -> None:
-    reward = loaded({"function": "own_rewards:KIND", "config": {"column": "a", "unit": 99}})
-    with pytest.raises(ValueError, match=r"spec.rewards\[0\].function: the reward cannot be made \(RuntimeError: 99"):
+@pytest.mark.parametrize(("unit", "raised"), [(99, "RuntimeError"), (98, "SystemExit")])
+def test_a_factory_that_raises_is_reported_with_the_field(package: None, unit: int, raised: str) -> None:
+    reward = loaded({"function": "own_rewards:KIND", "config": {"column": "a", "unit": unit}})
+    sentence = rf"spec.rewards\[0\].function: the reward cannot be made \({raised}: {unit}"
+    with pytest.raises(ValueError, match=sentence):
         reward.make_scorer()
 
 

@@ -84,7 +84,7 @@ class LoadedReward:
         factory = self.factory()
         try:
             return factory(self.options, self.tasks)
-        except Exception as error:  # a user's factory may raise any exception; the user gets one sentence
+        except (Exception, SystemExit) as error:  # a user's factory may raise any exception; the user gets one sentence
             raise ValueError(
                 f"{self.field}: the reward cannot be made ({type(error).__name__}: {error}); correct it or its config"
             ) from error
