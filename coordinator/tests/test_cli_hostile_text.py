@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import logging
 import os
 import pty
 import re
 import sqlite3
 import subprocess
 import sys
+import threading
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -92,7 +95,26 @@ def hostile_run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def rljob(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Callable[..., str]:
-    """Run a command in this process; return stdout and stderr."""
+    """Run a command in this process; return stdout and stderr. A program that takes the place of this process runs in
+    it."""
+    for module, name in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+
+    def execve(_: str, command: list[str], environment: dict[str, str]) -> None:
+        assert command[1] == "-m"
+        monkeypatch.setattr(sys, "argv", command[2:])
+        monkeypatch.setattr(logging.root, "handlers", [])  # those of pytest, which it adds after the fixtures
+        monkeypatch.setattr(sys, "path", [environment["PYTHONPATH"], *sys.path])
+        importlib.invalidate_caches()
+        try:
+            importlib.import_module(command[2]).main()
+        except Exception as error:  # noqa: BLE001 the end of a process
+            sys.excepthook(type(error), error, error.__traceback__)
+            sys.exit(1)
+        finally:
+            sys.modules.pop("hostile_code", None)
+
+    monkeypatch.setattr(os, "execve", execve)
 
     def command(*arguments: Any) -> str:
         monkeypatch.setattr(sys, "argv", ["rljob", *map(str, arguments)])
@@ -101,7 +123,7 @@ def rljob(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[by
         assert caught.value.code in (None, 0, 1, 2, 3)
         captured = capfdbinary.readouterr()
         output = (captured.out + captured.err).decode()
-        assert "Traceback" not in output
+        assert "Traceback" not in output or not UNEXPECTED.isdisjoint(arguments)
         return output
 
     return command
@@ -134,33 +156,105 @@ COMMANDS: dict[str, list[tuple[str, ...]]] = {
     "audit": [("RUN",), ("RUN", "-o", "json")],
     "simulate": [("FILE", "--engines", SURROGATE), ("VALID", "--engines", "VALID")],
     "reward": [
-        ("new", SURROGATE),  # serve replaces the process by another program
+        ("new", SURROGATE),
+        ("serve", "hostile_code:FailingInit"),
+        ("serve", "hostile_code:FailingSignature"),
+        ("serve", "hostile_code:absent"),
+        ("serve", SURROGATE),
         ("check", "RUN"),
         ("check", "RUN", "--reward", SURROGATE),
         ("check", "RUN", "--function", SURROGATE),
+        ("check", "RUN", "--function", "hostile_code:absent"),
         ("check", SURROGATE),
     ],
-    "env": [("new", SURROGATE)],  # the others replace the process by another program
+    "env": [
+        ("new", SURROGATE),
+        *(
+            (command, environment)
+            for command in ("check", "play")
+            for environment in (
+                "hostile_code:FailingInit",
+                "hostile_code:FailingReset",
+                "hostile_code:absent",
+                SURROGATE,
+            )
+        ),
+        ("check", "hostile_code:FailingInit", "-o", "json"),
+        ("check", "hostile_code:FailingReset", "--config", SURROGATE),
+        ("play", "hostile_code:FailingAttribute"),
+        ("serve", "hostile_code:absent"),
+        ("serve", SURROGATE),
+    ],
 }
+UNEXPECTED = {"hostile_code:FailingAttribute", "hostile_code:FailingSignature"}
+"""Code whose exceptions nothing catches: their tracebacks are printed, escaped."""
+HOSTILE_CODE = f"""
+TEXT = {HOSTILE!r}
+
+class FailingReset:
+    def reset(self, seed, row):
+        raise RuntimeError(TEXT)
+
+    def step(self, action):
+        raise RuntimeError(TEXT)
+
+    def __call__(self, completion):
+        raise RuntimeError(TEXT)
+
+class FailingInit(FailingReset):
+    def __init__(self):
+        raise RuntimeError(TEXT)
+
+class FailingAttribute(FailingReset):
+    def __getattr__(self, name):
+        raise RuntimeError(TEXT)
+
+class FailingSignature(FailingReset):
+    @property
+    def __signature__(self):
+        raise RuntimeError(TEXT)
+
+def __getattr__(name):
+    raise RuntimeError(TEXT)
+"""
 
 
 def test_every_command_has_cases() -> None:
-    assert COMMANDS.keys() == set(typer.main.get_group(app).commands)
+    commands: dict[str, Any] = typer.main.get_group(app).commands
+    assert COMMANDS.keys() == commands.keys()
+    for name in ("reward", "env"):
+        assert {case[0] for case in COMMANDS[name]} == commands[name].commands.keys()
 
 
 def test_only_the_functions_that_escape_write_to_the_terminal() -> None:
-    sources = Path(__file__).resolve().parents[2] / "cli" / "src" / "rljob"
-    writes = re.compile(r"typer\.echo\(|(?<!\w)print\(|std(out|err)\.write\(|(?<!\w)Console\(|secho\(")
-    found = [
+    assert writes_of("cli") == [
+        ("options.py", "typer.echo(escape_block(text), err=err, nl=nl)"),
+        ("options.py", "typer.echo(escape_json(document if isinstance(document, str) else document.decode()))"),
+        ("background.py", 'sys.stderr.write(escape_block(data.decode(errors="replace")))'),
+    ]
+    services = [*writes_of("env-services"), *writes_of("reward-services")]
+    assert [write for write in services if not re.search(r"\((f\"\{)?escape_(line|block|json)\(", write[1])] == [
+        ("demonstrations.py", 'sys.stdout.write(json.dumps(episode) + "\\n")'),  # data, for a file
+        ("play.py", 'sys.stdout.write(f"reward of the episode: {total:g}\\n")'),
+        ("play.py", 'sys.stdout.write("action> ")'),
+        ("play.py", 'sys.stdout.write("\\n")'),
+        ("session_openapi.py", 'sys.stdout.write(json.dumps(document(), indent=1) + "\\n")'),
+        ("offline.py", 'sys.stdout.buffer.write(encoder.encode(score) + b"\\n")'),  # for `rljob reward check`
+        ("openapi.py", 'sys.stdout.write(json.dumps(document(), indent=1) + "\\n")'),
+    ]
+
+
+def writes_of(folder: str) -> list[tuple[str, str]]:
+    """Return (name of the file, line) of each line that writes to the terminal."""
+    sources = Path(__file__).resolve().parents[2] / folder / "src" / "rljob"
+    writes = re.compile(
+        r"typer\.echo\(|(?<!\w)print\(|std(out|err)\.(buffer\.)?write(lines)?\(|(?<!\w)Console\(|secho\(|print_exc"
+    )
+    return [
         (path.name, line.strip())
         for path in sorted(sources.rglob("*.py"))
         for line in path.read_text().splitlines()
         if writes.search(line) and ".print(" not in line and "def " not in line
-    ]
-    assert found == [
-        ("options.py", "typer.echo(escape_block(text), err=err, nl=nl)"),
-        ("options.py", "typer.echo(escape_json(document if isinstance(document, str) else document.decode()))"),
-        ("background.py", 'sys.stderr.write(escape_block(data.decode(errors="replace")))'),
     ]
 
 
@@ -179,6 +273,7 @@ def test_no_control_character_of_a_run_or_of_an_argument_reaches_the_output(
     if terminal:
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setenv("TERM", terminal)
+    (tmp_path / "hostile_code.py").write_text(HOSTILE_CODE, "utf-8")
     manifest = json.loads((hostile_run / "job.json").read_bytes())
     (tmp_path / "valid").write_text(json.dumps({**manifest, "spec": {**manifest["spec"], "image": HOSTILE}}))
     manifest["spec"]["tasks"][0]["prompt"] = manifest["spec"]["tasks"][0][HOSTILE] = HOSTILE
