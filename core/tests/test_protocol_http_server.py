@@ -18,7 +18,7 @@ from rljob.protocol.connection_limits import (
     OpenConnections,
 )
 from rljob.protocol.http_server import INVALID_REQUEST, HttpServer, token_check
-from rljob.protocol.request_limits import LONG_HEAD, TOO_BUSY
+from rljob.protocol.request_limits import DROPPED, LONG_HEAD, TOO_BUSY
 
 SHORT = 0.05
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -214,6 +214,61 @@ async def test_the_bodies_of_all_requests_are_limited_together():
         app.hold.set()
         assert await asking == 200
         assert await ask(server, POST % 501 + b"x" * 501) == 200, "the memory of the first body is free again"
+        assert server.open_connections.refused == {TOO_BUSY: 1}
+
+
+async def half_a_body(server, sent, missing=4, head=POST):
+    """Return reader and writer of a request with ``sent`` bytes of its body, which the application has received."""
+    reader, writer = await connect(server, head % (sent + missing) + bytes(sent))
+    bodies = server.config.app._bodies
+    while not bodies or [*bodies][-1].size != sent:
+        await asyncio.sleep(0)
+    return reader, writer
+
+
+async def test_incomplete_bodies_do_not_keep_out_a_later_request():
+    app = App()
+    async with serving(app, body_bytes=1000, all_bodies_bytes=4000) as server:
+        early = [await half_a_body(server, 996 - i) for i in range(4)]
+        assert await ask(server, POST % 500 + bytes(500)) == 200
+        await closed(early[0][0])
+        assert server.open_connections.refused == {DROPPED: 1}
+        for i, (reader, writer) in enumerate(early[1:], start=1):
+            writer.write(bytes(4))
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200 "), i
+        assert app.sizes == [500, 999, 998, 997]
+
+
+async def test_an_announced_body_takes_no_memory_of_others():
+    async with serving(App(), body_bytes=1000, all_bodies_bytes=1000) as server:
+        early = await half_a_body(server, 990)
+        later = await connect(server, POST % 1000)
+        while len(server.config.app._bodies) < 2:
+            await asyncio.sleep(0)
+        early[1].write(bytes(4))
+        assert (await early[0].readline()).startswith(b"HTTP/1.1 200 ")
+        later[1].write(bytes(1000))
+        assert (await later[0].readline()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_an_early_incomplete_body_that_grows_is_refused_instead_of_a_later_one():
+    async with serving(App(), body_bytes=1000, all_bodies_bytes=1000, drain_seconds=0.0) as server:
+        reader, writer = await half_a_body(server, 600, missing=400)
+        later, last = await half_a_body(server, 390)
+        writer.write(bytes(11))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 503 ")
+        last.write(bytes(4))
+        assert (await later.readline()).startswith(b"HTTP/1.1 200 ")
+        assert server.open_connections.refused == {TOO_BUSY: 1}
+
+
+async def test_an_incomplete_body_with_a_token_is_not_dropped():
+    head = WITH_TOKEN[:-2].replace(b"GET", b"POST") + b"Content-Length: %d\r\n\r\n"
+    async with serving(App(), body_bytes=1000, all_bodies_bytes=1000) as server:
+        reader, writer = await half_a_body(server, 990, head=head)
+        assert await ask(server, POST % 500 + bytes(500)) == 503
+        writer.write(bytes(4))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         assert server.open_connections.refused == {TOO_BUSY: 1}
 
 

@@ -31,7 +31,8 @@ class HttpLimits:
     body_bytes: int = 64 << 10
     """Body of one request, with or without a token."""
     all_bodies_bytes: int = 256 << 20
-    """Bodies of all requests that are received or answered at the same time."""
+    """Bodies of all requests that are received or answered at the same time. With more, incomplete ones of peers
+    without a token are dropped."""
     connections: int = 256
     """Open connections without a token."""
     free_descriptors: int = 16

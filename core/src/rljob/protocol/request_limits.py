@@ -1,10 +1,15 @@
-"""ASGI middleware of every HTTP server: finds requests with a token, and limits the bodies of all requests."""
+"""ASGI middleware of every HTTP server: finds requests with a token, and limits the bodies of all requests.
+
+A process of the job sends its body at once. If the bodies of all requests exceed the memory for them, the one that has
+been incomplete for the longest time, of a peer without a token, is dropped.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rljob.protocol.connection_limits import HttpLimits, OpenConnection
@@ -24,9 +29,24 @@ CONNECTION = "rljob.connection"
 """Key of the connection in a request's state."""
 LONG_HEAD = "headers that are too long"
 TOO_BUSY = "the bodies of all requests exceed the memory for them"
+DROPPED = "an incomplete body whose memory a later request needs"
 DRAINED_BYTES = 64 << 20
 """Of a body that the application does not read, these are received and dropped. Closing a connection with unread bytes
 resets it, and a peer that still sends would get an error of its connection instead of the answer."""
+
+
+@dataclass(eq=False)
+class _Body:
+    connection: OpenConnection
+    complete: bool
+    size: int = 0
+    """Bytes received."""
+    refused: bool = False
+
+    @property
+    def dispensable(self) -> bool:
+        """Whether its memory may be given to another body."""
+        return self.size > 0 and not self.complete and not self.connection.has_token
 
 
 class RequestLimits:
@@ -36,6 +56,8 @@ class RequestLimits:
         self._app = app
         self._limits = limits
         self._is_token = is_token
+        self._bodies: dict[_Body, None] = {}
+        """Of the requests that are received or answered, oldest first."""
         self._bodies_bytes = 0
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
@@ -64,60 +86,75 @@ class RequestLimits:
     ) -> None:
         """Call the application with a body of bounded size, or answer 413 or 503. The end of an answer waits for the
         rest of the body, for a short time."""
-        size, started, refused = 0, False, False
         announced = int(headers.get(b"content-length", b"0"))
-        complete = not announced and b"transfer-encoding" not in headers
+        body = _Body(connection, complete=not announced and b"transfer-encoding" not in headers)
+        started, too_large = False, f"a body of more than {self._limits.body_bytes} bytes"
 
         async def answer(event: ASGISendEvent) -> None:
             nonlocal started
             started = True
-            if event["type"] == "http.response.body" and not event.get("more_body", False) and not complete:
+            if event["type"] == "http.response.body" and not event.get("more_body", False) and not body.complete:
                 await send({"type": "http.response.body", "body": event.get("body", b""), "more_body": True})
                 await self._drain(receive)
                 event = {"type": "http.response.body", "body": b"", "more_body": False}
             await send(event)
 
-        async def refuse(length: int) -> bool:
-            """Answer for the application if the body is too large; return whether it is."""
-            nonlocal refused
-            if length > self._limits.body_bytes:
-                status, problem = 413, f"a body of more than {self._limits.body_bytes} bytes"
-            elif self._bodies_bytes - size + length > self._limits.all_bodies_bytes:
-                status, problem = 503, TOO_BUSY
-            else:
-                return False
-            refused = True
+        async def refuse(status: int, problem: str) -> ASGIReceiveEvent:
+            """Answer for the application; return what it receives instead of the body."""
+            body.refused = True
             connection.count(problem)
             if not started:
                 await _answer(answer, status, f"{problem}\n".encode())
-            return True
+            return {"type": "http.disconnect"}
 
         async def limited_receive() -> ASGIReceiveEvent:
-            nonlocal size, complete
-            if refused:
+            if body.refused:
                 return {"type": "http.disconnect"}
             event = await receive()
-            length = size + len(event["body"] if event["type"] == "http.request" else b"")
-            complete = complete or event["type"] != "http.request" or not event["more_body"]
-            if await refuse(length):
+            if body.refused:  # meanwhile, because its connection was dropped
                 return {"type": "http.disconnect"}
-            self._bodies_bytes += length - size
-            size = length
+            length = body.size + len(event["body"] if event["type"] == "http.request" else b"")
+            body.complete = body.complete or event["type"] != "http.request" or not event["more_body"]
+            if length > self._limits.body_bytes:
+                return await refuse(413, too_large)
+            if not self._make_room(body, length):
+                return await refuse(503, TOO_BUSY)
+            self._resize(body, length)
             return event
 
         async def limited_send(event: ASGISendEvent) -> None:
-            if not refused:
+            if not body.refused:
                 await answer(event)
 
-        if await refuse(announced):
-            return
+        self._bodies[body] = None
         try:
-            await self._app(scope, limited_receive, limited_send)
+            if announced > self._limits.body_bytes:
+                await refuse(413, too_large)
+            else:
+                await self._app(scope, limited_receive, limited_send)
         except Exception:
-            if not refused:  # else the application reports that the rest of the body is missing
+            if not body.refused:  # else the application reports that the rest of the body is missing
                 raise
         finally:
-            self._bodies_bytes -= size
+            self._resize(body, 0)
+            del self._bodies[body]
+
+    def _make_room(self, body: _Body, length: int) -> bool:
+        """Return whether ``body`` may have ``length`` bytes. For them the oldest incomplete bodies of peers without a
+        token are dropped, with their connections; if it is the oldest itself, it may not."""
+        most = self._limits.all_bodies_bytes - length + body.size
+        while self._bodies_bytes > most:
+            oldest = next((each for each in self._bodies if each.dispensable), None)
+            if oldest is None or oldest is body:
+                return False
+            oldest.refused = True
+            oldest.connection.close(DROPPED)
+            self._resize(oldest, 0)
+        return True
+
+    def _resize(self, body: _Body, size: int) -> None:
+        self._bodies_bytes += size - body.size
+        body.size = size
 
     async def _drain(self, receive: ASGIReceiveCallable) -> None:
         """Drop the rest of a body, for a short time."""

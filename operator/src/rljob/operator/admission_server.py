@@ -107,10 +107,12 @@ class AdmissionServer:
 
 
 async def _body(receive: Any) -> bytes:
-    """Return the body of a request; it is incomplete if the peer is gone, which then reads no answer."""
+    """Return the body of a request; b"" if the peer is gone, which then reads no answer."""
     body, more = b"", True
     while more:
         event = await receive()
-        more = event["type"] == "http.request" and event.get("more_body", False)
+        if event["type"] != "http.request":
+            return b""
+        more = event.get("more_body", False)
         body += event.get("body", b"")
     return body
