@@ -112,6 +112,15 @@ async def test_a_request_beyond_a_bound_is_rejected_with_413(client, monkeypatch
     assert (answer.status_code, answer.text) == (413, f"{sentence}\n")
 
 
+async def test_a_request_of_too_many_values_is_rejected_before_it_is_decoded(client, monkeypatch):
+    monkeypatch.setattr(server, "MAX_REQUEST_MARKS", 1000)
+    text = await client.post("/v1/score", content=body(problem={"answer": "12, [3], {4}" * 1000}))
+    assert text.status_code == 200, "characters of a string are no values"
+    monkeypatch.setattr(server, "_decoder", None)
+    answer = await client.post("/v1/score", content=body(problem={"answer": [[]] * 1000}))
+    assert (answer.status_code, answer.text) == (413, f"{server.TOO_MANY_MARKS}\n")
+
+
 async def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_no_traceback():
     sent, messages = [], iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
 
