@@ -1,14 +1,18 @@
-"""The rendezvous of ranks that start in any order and at any time."""
+"""The rendezvous of ranks that start in any order and at any time, and the ports of their groups."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
 import queue
 import socket
 import threading
 from typing import Any
 
+import psutil
 import pytest
+import torch
 
 from rljob.protocol.environment import RENDEZVOUS_ID
 from rljob.protocol.free_port import free_port
@@ -45,6 +49,40 @@ def test_all_ranks_join_in_any_order(master_port, order):
     ranks[-1].start()
     assert {joined.get(timeout=60) for _ in order} == {0, 1, 2}
     last.set()
+    for rank in ranks:
+        rank.join(60)
+
+
+def _try_ports(rank: int, size: int, tried: Any, all_tried: Any) -> None:
+    """Join, try to connect to the ports that gloo listens at, and put (number of ports, accepted, sum over ranks)."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    world = process_group.join_world()
+    listening = [each.laddr for each in psutil.Process().net_connections("tcp") if each.status == "LISTEN"]
+    ports = [port for _, port in listening if port != int(os.environ["MASTER_PORT"])]
+    accepted = 0
+    for port in ports:
+        with contextlib.suppress(TimeoutError):
+            socket.create_connection(("127.0.0.1", port), 0.05).close()
+            accepted += 1
+    total = torch.ones(1)
+    torch.distributed.all_reduce(total)
+    torch.distributed.all_reduce(total, group=world.control)
+    tried.put((len(ports), accepted, total.item()))
+    all_tried.wait(60)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_groups_that_all_ranks_have_joined_accept_no_connection(master_port, monkeypatch, size):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    context = multiprocessing.get_context("fork")
+    tried, all_tried = context.Queue(), context.Event()
+    ranks = [
+        context.Process(target=_try_ports, args=(rank, size, tried, all_tried), daemon=True) for rank in range(size)
+    ]
+    for rank in ranks:
+        rank.start()
+    assert [tried.get(timeout=60) for _ in ranks] == [(2, 0, size**2)] * size
+    all_tried.set()
     for rank in ranks:
         rank.join(60)
 

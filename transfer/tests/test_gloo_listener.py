@@ -53,6 +53,16 @@ def test_only_the_listener_of_the_address_drops_new_connections_and_keeps_those_
         earlier.close()
 
 
+def test_sockets_that_listen_since_a_block_drop_connections_after_it():
+    with socket.create_server(("127.0.0.1", 0)) as earlier:
+        with gloo_listener.accepting_until_formed():
+            found = socket.create_server(("127.0.0.1", 0))
+            assert accepted(found.getsockname())
+        with found:
+            assert refused(found.getsockname())
+            assert accepted(earlier.getsockname())
+
+
 def test_a_kernel_that_refuses_filters_leaves_the_listener_as_it_is(monkeypatch):
     monkeypatch.setattr(gloo_listener, "SO_ATTACH_FILTER", -1)
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from rljob.protocol.environment import RENDEZVOUS_ID
 from rljob.trainer.errors import TrainerError, UnrecoverableError
+from rljob.transfer.gloo_listener import accepting_until_formed, raise_descriptor_limit
 from rljob.transfer.nccl_log import PROCESS_LOG
 
 log = logging.getLogger(__name__)
@@ -151,13 +152,17 @@ def join_world() -> World:
         PROCESS_LOG.start()
         backend = "cpu:gloo,cuda:nccl"
     store = dist.HashStore() if size == 1 else _rendezvous(rank, size)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    raise_descriptor_limit()
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "0"  # lazy groups would connect ranks after they have been formed
+    with accepting_until_formed():
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     log.info("rank %d of %d on %s", rank, size, device)
     if size > 1 and device.type == "cuda":
         dist.all_reduce(torch.zeros(1, device=device))  # NCCL connects the ranks with its first operation
         torch.cuda.synchronize(device)
         log.info("NCCL connects the ranks by %s", PROCESS_LOG.transports())
-    control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
+    with accepting_until_formed():
+        control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     local_rank = local_rank if local_size > 1 else 0
     return World(rank, size, device, control, rank, size, local_rank=local_rank, local_size=local_size)

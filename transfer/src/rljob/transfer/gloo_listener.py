@@ -1,7 +1,8 @@
 """The listening socket of a gloo device. gloo accepts connections for as long as the communicator exists, never closes
 one that names no pair of members, and ends the process when it has no descriptor for one.
 
-Called by :mod:`rljob.transfer.weight_group`: more descriptors while the members connect, no connections afterwards.
+Called by :mod:`rljob.transfer.weight_group` and ``rljob.trainer.process_group``: more descriptors while the members
+connect, no connections afterwards.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import resource
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 SO_ATTACH_FILTER = 26  # the socket module has no name for it
 _DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
@@ -28,6 +29,17 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+@contextlib.contextmanager
+def accepting_until_formed() -> Iterator[None]:
+    """Let groups that a block creates accept connections in the block only. No other thread may begin to listen in it.
+
+    torch creates the devices of these groups, so their sockets are those that the block adds.
+    """
+    before = set(_listening().values())
+    yield
+    drop_new_connections(list(set(_listening().values()) - before))
+
+
 def drop_new_connections(values: Sequence[bytes]) -> None:
     """Drop every packet that arrives at this process's listening sockets whose address is part of one of ``values``.
 
@@ -37,10 +49,15 @@ def drop_new_connections(values: Sequence[bytes]) -> None:
     Args:
         values: what gloo gave to the other members: each has the ``sockaddr`` of the device.
     """
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        address = _listening_address(descriptor)
-        if address and any(address in value for value in values):
+    for descriptor, address in _listening().items():
+        if any(address in value for value in values):
             _LIBC.setsockopt(descriptor, socket.SOL_SOCKET, SO_ATTACH_FILTER, _PROGRAM, len(_PROGRAM))
+
+
+def _listening() -> dict[int, bytes]:
+    """Return the address of each listening socket of this process, by its descriptor."""
+    addresses = {each: _listening_address(each) for each in map(int, os.listdir("/proc/self/fd"))}
+    return {descriptor: address for descriptor, address in addresses.items() if address}
 
 
 def _listening_address(descriptor: int) -> bytes:
