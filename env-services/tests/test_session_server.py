@@ -65,6 +65,7 @@ async def test_a_client_plays_an_episode(client):
         ("/v1/sessions", OPENING | {"session": "a" * 129}, 422, "the name of the session does not match"),
         ("/v1/sessions", OPENING | {"seed": 9}, 409, "session g0.0-a exists"),
         ("/v1/sessions/g0.0-a/steps", {"step": "1", "action": ""}, 422, "Expected `int`"),
+        ("/v1/sessions", OPENING | {"row": {"a": [[]] * (1 << 19)}}, 413, "more than 1,048,576 strings, brackets and"),
         ("/v1/sessions/g0.0-a/steps", {"step": 1, "action": "x" * (MAX_ACTION + 1)}, 413, "send at most 1,048,576"),
         ("/v1/sessions/g0.0-a/steps", {"step": 3, "action": ""}, 409, "is at step 0; step 3 is not next"),
         (
