@@ -53,12 +53,16 @@ def test_all_ranks_join_in_any_order(master_port, order):
         rank.join(60)
 
 
+def _listening() -> set[int]:
+    return {each.laddr.port for each in psutil.Process().net_connections("tcp") if each.status == "LISTEN"}
+
+
 def _try_ports(rank: int, size: int, tried: Any, all_tried: Any) -> None:
     """Join, try to connect to the ports that gloo listens at, and put (number of ports, accepted, sum over ranks)."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    inherited = _listening()
     world = process_group.join_world()
-    listening = [each.laddr for each in psutil.Process().net_connections("tcp") if each.status == "LISTEN"]
-    ports = [port for _, port in listening if port != int(os.environ["MASTER_PORT"])]
+    ports = _listening() - inherited - {int(os.environ["MASTER_PORT"])}
     accepted = 0
     for port in ports:
         with contextlib.suppress(TimeoutError):
