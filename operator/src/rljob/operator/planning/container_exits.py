@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rljob.api.pod_models import MAIN
 from rljob.api.text_escape import escape_block
@@ -71,12 +72,12 @@ def ends(pods: Sequence[Pod]) -> Iterator[tuple[Pod, Terminated]]:
             yield pod, end
 
 
-def end_lag_left(pods: Sequence[Pod], failed_at: str | None, now: float) -> float:
-    """Return for how many seconds the exit that failed a Job at ``failed_at`` may still appear in ``pods``; 0 if all of
-    them show one. The Job controller observes an exit before the operator's watch delivers it."""
+def end_lag_left(pods: Sequence[Pod], failed: Mapping[str, Any], now: float) -> float:
+    """Return for how many seconds the exit behind a Job's condition ``failed`` may still appear in ``pods``; 0 if all
+    of them show one. The Job controller observes an exit before the operator's watch delivers it."""
     if len(list(ends(pods))) == len(pods):
         return 0.0
-    left = remaining(failed_at, END_LAG_SECONDS, now)
+    left = remaining(failed.get("lastTransitionTime"), END_LAG_SECONDS, now)
     return left if 0 < left <= END_LAG_SECONDS else 0.0  # more if the clocks differ
 
 

@@ -55,7 +55,7 @@ def stage(view: JobView, status: RLJobStatus) -> InitializerStage:
                 False, reasons.INITIALIZING, "the initializer was disrupted and is started again", remove=job
             )
         end = _end(view)
-        left = end_lag_left(view.pods.get(INITIALIZER, ()), failed.get("lastTransitionTime"), view.now)
+        left = end_lag_left(view.pods.get(INITIALIZER, ()), failed, view.now)
         if not end and left > 0:
             return InitializerStage(False, reasons.INITIALIZING, "the initializer runs", requeue_after=left)
         return InitializerStage(

@@ -228,7 +228,7 @@ def _failed(failed: dict[str, Any], pods: Sequence[Pod], now: float) -> AttemptE
     refused = next((end for _, end in ends(pods) if end.exit_code == CONFIGURATION_ERROR), None)
     if refused is not None:
         return AttemptEnd("fatal", with_log_end(refused), at, describe(refused))
-    unseen = _lag_left(failed, pods, now) > 0
+    unseen = end_lag_left(pods, failed, now) > 0
     if by_rule and _EXIT_2.search(message):
         return None if unseen else AttemptEnd("fatal", message, at, "exit code 2")
     disrupted = next((pod for pod in pods if is_disrupted(pod)), None)
@@ -239,10 +239,6 @@ def _failed(failed: dict[str, Any], pods: Sequence[Pod], now: float) -> AttemptE
         pod, end = first
         return AttemptEnd("charged", f"pod {pod.metadata.name}: {with_last_line(end)}", at, describe(end))
     return None if unseen else AttemptEnd("charged", message or "its Job failed", at)
-
-
-def _lag_left(failed: dict[str, Any], pods: Sequence[Pod], now: float) -> float:
-    return end_lag_left(pods, failed.get("lastTransitionTime"), now)
 
 
 def _disruption(pod: Pod | None, message: str) -> str:
@@ -261,7 +257,7 @@ def _next_deadline(job: Child, pods: Sequence[Pod], now: float) -> float:
     delays = [seconds_until_lost(pod, now) for pod in pods]
     failed = condition(job, "Failed", "FailureTarget")
     if failed is not None:
-        delays.append(_lag_left(failed, pods, now))
+        delays.append(end_lag_left(pods, failed, now))
     done = condition(job, "Complete", "SuccessCriteriaMet")
     if done is not None:
         delays.append(remaining(done.get("lastTransitionTime"), DONE_GRACE_SECONDS, now))
