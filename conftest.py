@@ -6,6 +6,8 @@ import gc
 import logging
 import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -71,7 +73,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def process_as_it_was() -> Iterator[None]:
     """Keep what an entry point does to its process, when a test calls it in this one, from all tests after it."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    hooks = sys.excepthook, threading.excepthook, sys.unraisablehook
     yield
+    sys.excepthook, threading.excepthook, sys.unraisablehook = hooks
     logging.disable(logging.NOTSET)
     after = signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     assert after == mask, f"the test blocked signals, and left them so: {after - mask}"

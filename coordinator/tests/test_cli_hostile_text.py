@@ -11,7 +11,6 @@ import re
 import sqlite3
 import subprocess
 import sys
-import threading
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -97,8 +96,6 @@ def hostile_run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def rljob(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Callable[..., str]:
     """Run a command in this process; return stdout and stderr. A program that takes the place of this process runs in
     it."""
-    for module, name in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
-        monkeypatch.setattr(module, name, getattr(module, name))
 
     def execve(_: str, command: list[str], environment: dict[str, str]) -> None:
         assert command[1] == "-m"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,11 +14,8 @@ ESCAPED = r"\x1b]0;title\x07\x9b2J\u202e"
 
 
 @pytest.fixture(autouse=True)
-def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module, name in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
-        monkeypatch.setattr(module, name, getattr(module, name))
+def hooks() -> None:
     escape_tracebacks()
-    yield
 
 
 def fail() -> None:

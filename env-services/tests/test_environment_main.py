@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import sys
-import threading
 
 import pytest
 
@@ -30,8 +29,6 @@ class Environment:
 def run(monkeypatch, capsys, tmp_path):
     """Return a function that runs the entry point and returns exit code, output and errors."""
     monkeypatch.syspath_prepend(tmp_path)
-    for module, name in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
-        monkeypatch.setattr(module, name, getattr(module, name))
 
     def call(*arguments, given=""):
         monkeypatch.setattr(sys, "argv", ["rljob-environment", *arguments])

@@ -1,7 +1,4 @@
-"""Escapes the tracebacks of exceptions that nothing catches, for programs that run a user's code in a terminal.
-
-Imports nothing outside the standard library.
-"""
+"""Escapes the tracebacks of exceptions that nothing catches, for programs that run a user's code in a terminal."""
 
 from __future__ import annotations
 
