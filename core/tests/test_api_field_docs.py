@@ -1,6 +1,7 @@
 """Descriptions of fields are read from the source when they are asked for."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rljob.api.base import Model
 from rljob.api.field_docs import documented_schema, field_docs
@@ -25,11 +26,17 @@ class Derived(Base):
     own: Part | None = None
     """Of the class."""
     """Not of a field."""
+    constant: ClassVar[int] = 1
+    """Of a class variable."""
     without: int = 0
 
 
 def test_fields_have_the_text_below_them():
-    assert field_docs(Derived) == {"first_field": "Of the base.\n\nTwo paragraphs.", "own": "Of the class."}
+    assert field_docs(Derived) == {
+        "first_field": "Of the base.\n\nTwo paragraphs.",
+        "own": "Of the class.",
+        "constant": "Of a class variable.",
+    }
     assert field_docs(Part) == {"one": "A part's."}
 
 

@@ -6,6 +6,7 @@ pydantic can read them too, but does it for every class at import, which takes a
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import inspect
 import textwrap
@@ -58,11 +59,11 @@ class _Documented(GenerateJsonSchema):
 
     def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
         """See pydantic. Adds the descriptions of a dataclass's fields, whose aliases are camelCase."""
-        docs = field_docs(schema["cls"])
-        return _described(super().dataclass_schema(schema), docs, {name: to_camel(name) for name in docs})
+        names = {field.name: to_camel(field.name) for field in dataclasses.fields(schema["cls"])}
+        return _described(super().dataclass_schema(schema), field_docs(schema["cls"]), names)
 
 
 def _described(schema: JsonSchemaValue, docs: dict[str, str], names: dict[str, str]) -> JsonSchemaValue:
-    for field, text in docs.items():
-        schema["properties"][names[field]].setdefault("description", text)
+    for field in names.keys() & docs.keys():  # a class variable may have a description too
+        schema["properties"][names[field]].setdefault("description", docs[field])
     return schema
