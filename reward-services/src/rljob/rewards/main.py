@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
@@ -98,6 +98,7 @@ def make_evaluator(spec: RLJobSpec, i: int) -> RewardEvaluator:
 def serve_function(reference: str, listen: str, processes: int, timeout_seconds: float) -> None:
     """Serve a function or a class without a job, for a reward with ``url``; exit with code 2 if it cannot be served."""
     from rljob.api.extensions import load
+    from rljob.api.rewards.load_reward import made
     from rljob.api.roles import Reward
     from rljob.protocol.service_server import start_logging
     from rljob.protocol.startup import end_on_sigterm
@@ -110,26 +111,12 @@ def serve_function(reference: str, listen: str, processes: int, timeout_seconds:
     start_logging()
     try:
         found = load({}, reference, "rljob reward serve")
-        scorer = _made(found, "rljob reward serve") if isinstance(found, type) else found
+        scorer = made(found, "rljob reward serve", found.__name__) if isinstance(found, type) else found
         reward = Reward(name="reward", processes=processes, timeout_seconds=timeout_seconds)
         run(RewardEvaluator(scorer, reference, "rljob reward serve"), reward, listen, "")
     except ValueError as error:
         logging.error("%s", error)
         sys.exit(CONFIGURATION_ERROR)
-
-
-def _made(scorers: type[Any], where: str) -> Any:
-    """Return an instance of a class.
-
-    Raises:
-        ValueError: the class raises an exception.
-    """
-    try:
-        return scorers()
-    except (Exception, SystemExit) as error:  # a user's class may raise any exception; the user gets one sentence
-        raise ValueError(
-            f"{where}: the reward cannot be made ({type(error).__name__}: {error}); correct {scorers.__name__}"
-        ) from error
 
 
 if __name__ == "__main__":

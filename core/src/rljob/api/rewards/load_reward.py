@@ -9,7 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rljob.api.base import Model
 from rljob.api.extensions import load
@@ -19,6 +19,8 @@ from rljob.api.tasks import Task
 if TYPE_CHECKING:
     from rljob.api.models import RLJobSpec
     from rljob.api.roles import Reward
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,7 @@ class LoadedReward:
             ValueError: the factory cannot be imported, or it raises an exception.
         """
         factory = self.factory()
-        try:
-            return factory(self.options, self.tasks)
-        except (Exception, SystemExit) as error:  # a user's factory may raise any exception; the user gets one sentence
-            raise ValueError(
-                f"{self.field}: the reward cannot be made ({type(error).__name__}: {error}); correct it or its config"
-            ) from error
+        return made(lambda: factory(self.options, self.tasks), self.field, "it or its config")
 
     def _imported(self, code: Any) -> Any:
         return load({}, code, self.field) if isinstance(code, str) else code
@@ -162,3 +159,17 @@ def _data_problems(kind: RewardKind, reward: Reward, tasks: Sequence[Task]) -> I
                 f"{reward.builtin or reward.function} scores {kind.accepted} data only, and the data of task "
                 f"{task.name} are {' and '.join(task.data.sources)}; use another reward for the task"
             )
+
+
+def made(make: Callable[[], Made], field: str, remedy: str) -> Made:
+    """Return what a user's code makes.
+
+    Raises:
+        ValueError: it raises an exception. ``remedy``: what the user must correct.
+    """
+    try:
+        return make()
+    except (Exception, SystemExit) as error:  # a user's code may raise any exception; the user gets one sentence
+        raise ValueError(
+            f"{field}: the reward cannot be made ({type(error).__name__}: {error}); correct {remedy}"
+        ) from error
