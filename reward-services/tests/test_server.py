@@ -6,7 +6,7 @@ import httpx
 import msgspec
 import pytest
 
-from rljob.protocol import score_messages
+from rljob.protocol import score_messages, service_routes
 from rljob.protocol.score_messages import Score, ScoreItem, ScoreReply, ScoreRequest
 from rljob.rewards import server
 from rljob.rewards.evaluate import RewardEvaluator
@@ -113,12 +113,13 @@ async def test_a_request_beyond_a_bound_is_rejected_with_413(client, monkeypatch
 
 
 async def test_a_request_of_too_many_values_is_rejected_before_it_is_decoded(client, monkeypatch):
-    monkeypatch.setattr(server, "MAX_REQUEST_MARKS", 1000)
+    monkeypatch.setattr(service_routes, "MAX_REQUEST_MARKS", 1000)
     text = await client.post("/v1/score", content=body(problem={"answer": "12, [3], {4}" * 1000}))
     assert text.status_code == 200, "characters of a string are no values"
     monkeypatch.setattr(server, "_decoder", None)
     answer = await client.post("/v1/score", content=body(problem={"answer": [[]] * 1000}))
-    assert (answer.status_code, answer.text) == (413, f"{server.TOO_MANY_MARKS}\n")
+    sentence = "the request has more than 1,000 strings, brackets and commas; send fewer samples or smaller rows\n"
+    assert (answer.status_code, answer.text) == (413, sentence)
 
 
 async def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_no_traceback():

@@ -26,8 +26,6 @@ MAX_METRICS = 64
 """Metrics of an observation."""
 MAX_REQUEST_BYTES = 16 << 20
 """Length of a request."""
-MAX_REQUEST_MARKS = 1 << 20
-"""Strings of a request, and brackets that open and commas outside strings: see :mod:`rljob.protocol.json_values`."""
 MAX_REPLY_BYTES = 8 << 20
 """Length of an Observation."""
 SESSION_PATTERN = rf"^[A-Za-z0-9._-]{{1,{MAX_SESSION}}}$"

@@ -20,9 +20,6 @@ MAX_TEXT = 16 << 20
 """Characters of a prompt, a completion, or a turn."""
 MAX_REQUEST_BYTES = 64 << 20
 """Length of a ScoreRequest."""
-MAX_REQUEST_MARKS = 1 << 20
-"""Strings of a ScoreRequest, and brackets that open and commas outside strings: see :mod:`rljob.protocol.json_values`.
-Each takes up to 64 bytes of memory, beside the text."""
 MAX_SCORE_BYTES = 256 << 10
 """Length of a Score. A ScoreReply has at most this length for each sample of its request."""
 MAX_ERROR = 1000

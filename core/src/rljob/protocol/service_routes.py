@@ -6,8 +6,13 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.requests import ClientDisconnect
 
+from rljob.protocol.json_values import has_more_marks
+
 RETRY_SECONDS = "1"
 NO_TOKEN = "this request requires the token that rljob gave to the job's runner"
+MAX_REQUEST_MARKS = 1 << 20
+"""Strings of a request, and brackets that open and commas outside strings: see :mod:`rljob.protocol.json_values`. Each
+takes up to 64 bytes of memory, beside the text."""
 
 
 class RequestRejectedError(Exception):
@@ -38,6 +43,18 @@ async def read_body(request: Request) -> bytes:
         return await request.body()
     except ClientDisconnect:
         raise RequestRejectedError(400, "the body is incomplete") from None
+
+
+def check_marks(body: bytes, remedy: str) -> None:
+    """Check the number of values of a request's JSON, before it is decoded.
+
+    Raises:
+        RequestRejectedError: the JSON has too many; the client sends ``remedy``.
+    """
+    if has_more_marks(body, MAX_REQUEST_MARKS):
+        raise RequestRejectedError(
+            413, f"the request has more than {MAX_REQUEST_MARKS:,} strings, brackets and commas; send {remedy}"
+        )
 
 
 def add_probes(app: FastAPI, registry: CollectorRegistry) -> None:

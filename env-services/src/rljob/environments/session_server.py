@@ -16,15 +16,13 @@ from rljob.environments.sdk_types import EpisodeError
 from rljob.environments.session_table import SessionTable
 from rljob.protocol.episode_messages import (
     MAX_ACTION,
-    MAX_REQUEST_MARKS,
     SESSION_PATTERN,
     OpenSession,
     StepRequest,
 )
 from rljob.protocol.heartbeat import beating
 from rljob.protocol.http_server import token_check
-from rljob.protocol.json_values import has_more_marks
-from rljob.protocol.service_routes import NO_TOKEN, RequestRejectedError, add_probes, read_body
+from rljob.protocol.service_routes import NO_TOKEN, RequestRejectedError, add_probes, check_marks, read_body
 
 _open_decoder = msgspec.json.Decoder(OpenSession)
 _step_decoder = msgspec.json.Decoder(StepRequest)
@@ -99,10 +97,7 @@ async def _keep_expiring(table: SessionTable) -> None:
 
 
 def _decode(decoder: msgspec.json.Decoder[Message], body: bytes) -> Message:
-    if has_more_marks(body, MAX_REQUEST_MARKS):
-        raise RequestRejectedError(
-            413, f"the request has more than {MAX_REQUEST_MARKS:,} strings, brackets and commas; send a smaller row"
-        )
+    check_marks(body, "a smaller row")
     try:
         return decoder.decode(body)
     except (ValueError, RecursionError) as error:  # DecodeError and UnicodeDecodeError are ValueErrors

@@ -10,9 +10,8 @@ from fastapi import FastAPI, Request, Response
 
 from rljob.protocol.heartbeat import beating
 from rljob.protocol.http_server import token_check
-from rljob.protocol.json_values import has_more_marks
-from rljob.protocol.score_messages import MAX_REQUEST_MARKS, ScoreItem, ScoreReply, ScoreRequest, excess
-from rljob.protocol.service_routes import NO_TOKEN, RequestRejectedError, add_probes, busy, read_body
+from rljob.protocol.score_messages import ScoreItem, ScoreReply, ScoreRequest, excess
+from rljob.protocol.service_routes import NO_TOKEN, RequestRejectedError, add_probes, busy, check_marks, read_body
 from rljob.rewards.metrics import REGISTRY, REJECTED
 from rljob.rewards.pool import Pool
 
@@ -20,9 +19,6 @@ _decoder = msgspec.json.Decoder(ScoreRequest)
 _encoder = msgspec.json.Encoder()
 
 
-TOO_MANY_MARKS = (
-    f"the request has more than {MAX_REQUEST_MARKS:,} strings, brackets and commas; send fewer samples or smaller rows"
-)
 MAX_WAITING = 4096
 """Samples that wait for a worker. With more, a request gets status 429; the runner repeats it."""
 
@@ -64,8 +60,7 @@ def build_app(pool: Pool, token: str = "") -> FastAPI:
 
 def _decode(body: bytes) -> list[ScoreItem]:
     """Return the items of a body. msgspec takes a third less time than a pydantic model, on large samples half."""
-    if has_more_marks(body, MAX_REQUEST_MARKS):
-        raise RequestRejectedError(413, TOO_MANY_MARKS)
+    check_marks(body, "fewer samples or smaller rows")
     try:
         items = _decoder.decode(body).items
     except (ValueError, RecursionError) as error:  # DecodeError and UnicodeDecodeError are ValueErrors
