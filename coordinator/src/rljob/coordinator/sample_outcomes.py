@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 TOO_MANY_FAILED = "TooManyFailedSamples"
 """Reason of a failed run whose message has the reason of its last failed sample."""
-MAX_REASON = 500
-"""Characters of that reason; `rljob samples --state failed` has all of it."""
+LAST_FAILURE_CHARACTERS = 500
+"""Of that reason; `rljob samples --state failed` has all of it."""
 MAX_REJECTED_BATCHES = 50
 """Limit of consecutive rejected groups, in batches. Beyond it the run fails: it no longer learns."""
 
@@ -60,7 +60,7 @@ class SampleOutcomes:
         run = self._run
         batch = run.spec.training.prompts_per_step
         if run.scheduler.failures_in_a_row > max(3, 2 * batch):
-            last = short_line(reason, MAX_REASON)
+            last = short_line(reason, LAST_FAILURE_CHARACTERS)
             run.fail(TOO_MANY_FAILED, f"no sample could be finished any more; the last failure: {last}")
         if run.scheduler.rejections_in_a_row > MAX_REJECTED_BATCHES * batch:
             run.fail(
