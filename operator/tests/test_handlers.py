@@ -116,6 +116,32 @@ def test_kopf_logs_no_line_for_every_event(caplog):
     assert settings.watching.chunk_size == 500
 
 
+def test_what_kopf_compares_is_found_without_copies_of_what_is_large():
+    settings = kopf.OperatorSettings()
+    plain, plain_progress = settings.persistence.diffbase_storage, settings.persistence.progress_storage
+    handlers._configure(settings)
+    storage, progress = settings.persistence.diffbase_storage, settings.persistence.progress_storage
+    assert settings.persistence.finalizer == "rljob.dev/unused"
+    status = {"run": {"step": 5}, "kopf": {"progress": {"acme": {}}}}
+    for annotations in ({}, {"note": "x", "kopf.zalando.org/acme": "{}"}):
+        metadata = {"name": "sums", "labels": {"team": "a"}, "annotations": annotations, "managedFields": [{}]}
+        body = kopf.Body({"kind": "RLJob", "metadata": metadata, "spec": {"seed": 1}, "status": status})
+        for fields in (None, [], ["status.run.step"], ["status.kopf"], ["metadata.managedFields"]):
+            essence = storage.build(body=body, extra_fields=fields)
+            assert essence == plain.build(body=body, extra_fields=fields)
+            assert progress.clear(essence=essence) == plain_progress.clear(essence=essence)
+    metadata = {"name": "sums", "managedFields": [Uncopied()]}
+    body = kopf.Body({"metadata": metadata, "spec": {"seed": 1}, "status": Uncopied()})
+    assert progress.clear(essence=storage.build(body=body)) == {"spec": {"seed": 1}}
+    with pytest.raises(TypeError, match="copied"):
+        plain.build(body=body)
+
+
+class Uncopied(dict):
+    def __deepcopy__(self, memo):
+        raise TypeError("copied")
+
+
 def test_reviews_of_new_and_changed_rljobs_go_to_the_operators_own_server():
     before, registry = kopf.get_default_registry(), kopf.OperatorRegistry()
     kopf.set_default_registry(registry)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
@@ -30,8 +30,35 @@ from rljob.operator.service import Service
 ID, VALIDATE = "rljob", "validate"
 STOP_SECONDS = 20.0
 """After a signal the process is killed if it has not ended within this time; a pod has 30 seconds."""
+IDLE_SECONDS = 60.0
+"""kopf ends the task of an object that has no event for this time; coordinators write a status more often."""
 BACKOFFS = (1, 1, 2, 3, 5, 8, 13, 21, *[30] * 120)
 """Waits between attempts of a request by kopf. An hour: kopf ends the process after the last one."""
+
+
+class EssenceStorage(kopf.AnnotationsDiffBaseStorage):
+    """kopf's own storage, for large objects: at each event kopf copies all of the object, and drops most of the copy.
+
+    Coordinators change the status of every job every few seconds.
+    """
+
+    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
+        """Return what kopf compares of an object. ``extra_fields``: of handlers, which may be of any part."""
+        if not extra_fields:
+            metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
+            small: Any = {**body, "metadata": metadata, "status": {}}
+            body = kopf.Body(small)
+        return super().build(body=body, extra_fields=extra_fields)
+
+
+class ProgressStorage(kopf.SmartProgressStorage):
+    """kopf's own storage: at each event kopf makes two more copies to clear the progress of handlers in them."""
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        """Return ``essence`` without the progress of handlers, which only objects with annotations or a status have."""
+        if not essence.get("status") and not essence.get("metadata", {}).get("annotations"):
+            return essence
+        return super().clear(essence=essence)
 
 
 @kopf.on.startup(id=ID)
@@ -111,7 +138,10 @@ def _configure(settings: kopf.OperatorSettings) -> None:
     settings.peering.standalone = True  # the Lease elects the leader
     settings.posting.enabled = False  # the operator records its events itself
     settings.persistence.finalizer = "rljob.dev/unused"
+    settings.persistence.diffbase_storage = EssenceStorage()
+    settings.persistence.progress_storage = ProgressStorage()
     settings.watching.chunk_size = PAGE
+    settings.queueing.idle_timeout = IDLE_SECONDS
     settings.networking.request_timeout = 15.0
     settings.networking.error_backoffs = BACKOFFS
     settings.process.ultimate_exiting_timeout = STOP_SECONDS
