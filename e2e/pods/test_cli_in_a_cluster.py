@@ -360,7 +360,7 @@ class Collected:
         self._process = process
         threading.Thread(target=self._read, daemon=True).start()
 
-    def until(self, probe: Callable[[list[str]], bool], seconds: float = 30.0) -> None:
+    def until(self, probe: Callable[[list[str]], bool], seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds
         while not probe(self._found):
             assert time.monotonic() < deadline, self._found
