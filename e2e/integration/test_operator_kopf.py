@@ -34,6 +34,9 @@ async def test_kopf_runs_the_operator_and_the_handlers_of_another_module(ns: Nam
     command = (*RUN, "-n", ns.name)
     with OperatorProcess(ns.cluster.kubeconfig, [ns.name], tmp_path, command, ["acme_hooks"]) as process:
         await process.wait_leader()
+        await ns.create(job(ns.name, "first", suspend=True))
+        # The operator may lead before kopf has listed the RLJobs: one in the list is no ADDED event.
+        await ns.until(lambda: asyncio.to_thread(lambda: seen.exists() and "first" in seen.read_text()))
         await ns.create(job(ns.name))
         await ns.wait_until_ready()
         with OperatorProcess(ns.cluster.kubeconfig, [ns.name], tmp_path) as standby:
@@ -52,7 +55,7 @@ async def test_kopf_runs_the_operator_and_the_handlers_of_another_module(ns: Nam
         assert not [entry["manager"] for entry in meta["managedFields"] if "kopf" in entry["manager"]]
         await ns.delete("RLJob", "sums")
         await ns.until(lambda: asyncio.to_thread(lambda: "DELETED sums" in seen.read_text()))
-        assert seen.read_text().startswith(("ADDED sums", "None sums")), "None: kopf's list was later than the RLJob"
+        assert "ADDED sums" in seen.read_text()
         began = time.monotonic()
         process.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.process.wait, 60) == 0, process.log.read_text()[-2000:]
