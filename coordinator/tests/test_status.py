@@ -181,22 +181,54 @@ async def test_reasons_in_the_status_are_one_printable_line_of_bounded_length(ne
     assert len(status.ended.last_failure) == len(status.evaluations[0].failure) == LONGEST_REASON
 
 
+def reporting(run: Any, finished: asyncio.Event) -> asyncio.Task[None]:
+    tracking = SimpleNamespace(write=lambda: False, close=lambda: None)
+    return asyncio.create_task(serve._report(run, finished, tracking, Path("status.json")))  # type: ignore[arg-type]
+
+
 async def test_the_status_file_is_written_again_when_a_descriptor_is_free(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     written, failures = asyncio.Event(), [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
 
-    def write(run: Any, path: Path) -> None:
+    def write(*_: object) -> None:
         if failures:
             raise failures.pop()
         written.set()
 
     monkeypatch.setattr(serve, "write_status", write)
     monkeypatch.setattr(serve, "STATUS_SECONDS", 0.0)
-    reporting = asyncio.create_task(serve._report(SimpleNamespace(ended=asyncio.Event()), Path("status.json")))  # type: ignore[arg-type]
+    task = reporting(SimpleNamespace(ended=asyncio.Event()), asyncio.Event())
     await written.wait()
-    reporting.cancel()
+    task.cancel()
     assert caplog.messages == ["status.json cannot be written: Too many open files; retrying"]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC])
+async def test_the_end_of_a_run_is_reported_once_it_is_in_the_status_file(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, finished = SimpleNamespace(ended=asyncio.Event(), failure=None, finished=True), asyncio.Event()
+    failures, states = [OSError(number, os.strerror(number))], []
+
+    def write(_run: object, _path: object, state: str | None = None) -> None:
+        assert not run.ended.is_set()
+        if failures:
+            raise failures.pop()
+        states.append(state)
+
+    monkeypatch.setattr(serve, "write_status", write)
+    monkeypatch.setattr(serve, "RETRY_SECONDS", 0.0)
+    finished.set()
+    task = reporting(run, finished)
+    if number == errno.ENOSPC:
+        with pytest.raises(OSError, match="No space left"):
+            await task  # the process ends, and is started again when there is space
+        assert not run.ended.is_set()
+        return
+    await run.ended.wait()
+    task.cancel()
+    assert states == ["Succeeded"]
 
 
 def test_the_speed_shown_is_a_mean_over_the_last_steps() -> None:

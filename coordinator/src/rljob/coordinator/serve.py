@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import errno
 import gc
 import json
@@ -12,6 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
+from rljob.api.job_status import State
 from rljob.api.models import RLJob
 from rljob.coordinator.disk_space import wait_for_space
 from rljob.coordinator.job_match import check_same_job
@@ -21,7 +24,7 @@ from rljob.coordinator.recovery import recover
 from rljob.coordinator.rljob_client import job_ref_from_environment
 from rljob.coordinator.routes import build_app
 from rljob.coordinator.run import Run
-from rljob.coordinator.status_report import status_of
+from rljob.coordinator.status_report import final_state, status_of
 from rljob.coordinator.status_sync import StatusSync
 from rljob.coordinator.tracking import TrackingWriter, finish, follow
 from rljob.ledger.ledger_placement import check_placement
@@ -38,6 +41,7 @@ from rljob.protocol.websocket_protocol import WebSocketProtocol
 log = logging.getLogger(__name__)
 
 STATUS_SECONDS = 10.0
+RETRY_SECONDS = 1.0
 COLLECTIONS = (20_000, 50, 50)
 """Thresholds of the garbage collector. A sample makes hundreds of objects that reference counts free; with Python's
 own thresholds a quarter of the CPU time of a sample went into searching them for cycles."""
@@ -81,13 +85,13 @@ async def serve(environment: ComponentEnvironment) -> None:
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     tracking = TrackingWriter(environment.storage, environment.job.spec.tracking.tensorboard)
     committing = asyncio.create_task(ledger.run())
-    finishing: list[asyncio.Task[None]] = []  # keeps a reference: the event loop holds only weak ones
-    run.on_finished = lambda: finishing.append(asyncio.create_task(_finish_metrics(run, tracking)))
+    finished = asyncio.Event()
+    run.on_finished = finished.set
     recover(run)
     gc.freeze()
     gc.set_threshold(*COLLECTIONS)
     following = asyncio.create_task(follow(tracking))
-    reporting = asyncio.create_task(_report(run, environment.storage / "status.json"))
+    reporting = asyncio.create_task(_report(run, finished, tracking, environment.storage / "status.json"))
     serving = asyncio.create_task(server.serve())
     working = {committing, following, reporting, serving}
     readers, reading = LocalApiServer(run), set[asyncio.Task[None]]()
@@ -111,28 +115,32 @@ async def serve(environment: ComponentEnvironment) -> None:
     ledger.close()
 
 
-async def _finish_metrics(run: Run, tracking: TrackingWriter) -> None:
-    """Set ``run.ended`` after the last metrics are written: no later process writes them."""
+async def _report(run: Run, finished: asyncio.Event, tracking: TrackingWriter, path: Path) -> None:
+    """Write the status file every STATUS_SECONDS. At the end of the run write the last metrics and the final status,
+    then set ``run.ended``: whoever reads the end of the run may kill this process, and no other writes them."""
+    while not finished.is_set():
+        _write_unless_busy(run, path)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(finished.wait(), STATUS_SECONDS)
     await asyncio.to_thread(finish, tracking)
+    while not _write_unless_busy(run, path, final_state(run)):
+        await asyncio.sleep(RETRY_SECONDS)
     run.ended.set()
-
-
-async def _report(run: Run, path: Path) -> None:
-    """Write the status file every STATUS_SECONDS and at the end of the run."""
     while True:
-        try:
-            write_status(run, path)
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-            log.warning("%s cannot be written: %s; retrying", path.name, error.strerror)
-        if run.ended.is_set():
-            await asyncio.sleep(STATUS_SECONDS)
-            continue
-        try:
-            await asyncio.wait_for(run.ended.wait(), STATUS_SECONDS)
-        except TimeoutError:
-            continue
+        await asyncio.sleep(STATUS_SECONDS)
+        _write_unless_busy(run, path)
+
+
+def _write_unless_busy(run: Run, path: Path, state: State | None = None) -> bool:
+    """Write the status file; return False if no file descriptor is free."""
+    try:
+        write_status(run, path, state)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        log.warning("%s cannot be written: %s; retrying", path.name, error.strerror)
+        return False
+    return True
 
 
 def save_resolved_manifest(environment: ComponentEnvironment) -> None:
@@ -146,8 +154,9 @@ def save_resolved_manifest(environment: ComponentEnvironment) -> None:
     temporary.replace(path)
 
 
-def write_status(run: Run, path: Path) -> None:
-    """Replace the status file."""
+def write_status(run: Run, path: Path, state: State | None = None) -> None:
+    """Replace the status file. Default of ``state``: that of ``run``."""
+    status = status_of(run)
     temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(encode_status(status_of(run)))
+    temporary.write_bytes(encode_status(dataclasses.replace(status, state=state or status.state)))
     temporary.replace(path)

@@ -135,12 +135,17 @@ def _engines(run: Run) -> list[EngineStatus]:
     return list(by_name.values())
 
 
-def state_of(run: Run) -> State:
-    """Return where ``run`` is."""
+def final_state(run: Run) -> State:
+    """Return the state of ``run`` after its end."""
     if run.failure is not None:
         return "Failed"
-    if run.ended.is_set():  # a reader of the end may kill the remaining processes
-        return "Succeeded" if run.finished else "Suspended"
+    return "Succeeded" if run.finished else "Suspended"
+
+
+def state_of(run: Run) -> State:
+    """Return where ``run`` is."""
+    if run.failure is not None or run.ended.is_set():  # a reader of the end may kill the remaining processes
+        return final_state(run)
     beside = run.evaluations.dedicated and run.version < run.spec.training.steps
     ready = any(engine.serving is not None for engine in run.engines.connected())
     if run.evaluations.running is not None and ready and not beside:
