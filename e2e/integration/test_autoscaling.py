@@ -52,7 +52,7 @@ async def scaled(job_client: JobClient, wanted: dict[str, int]) -> None:
     async def reached() -> bool:
         scales = await job_client.children("RLJobScale")
         pods = {role: len(await job_client.pods(role)) for role in wanted}
-        asked = {role: scales[f"sums-{role}"]["spec"]["replicas"] for role in wanted}
+        asked = {role: scales[name]["spec"]["replicas"] for role in wanted if (name := f"sums-{role}") in scales}
         return pods == asked == wanted
 
     await job_client.until(reached)
