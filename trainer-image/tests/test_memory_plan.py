@@ -36,7 +36,7 @@ from rljob.transfer.bucket_buffers import BucketBuffers
 from rljob.transfer.packed_weights import PackedWeights
 from rljob.transfer.wire_plan import WirePlan
 
-ROWS, LENGTH = 4, 192
+ROWS, LENGTH = 4, 96
 BUCKET = 1 << 16  # of weights on the wire
 TOLERANCE = {"none": 1.15, "layer": 1.25}
 """The plan is at least the measured peak, and at most this many times the measured peak."""
