@@ -79,10 +79,11 @@ async def test_async_samples_that_hang_end_together_at_their_limit(monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("bad", "error"), [("block", "took longer than 1 s"), ("die", "exited (SIGKILL) twice on this sample")]
+    ("bad", "seconds", "error"),
+    [("block", 2.0, "took longer than 2 s"), ("die", 60.0, "exited (SIGKILL) twice on this sample")],
 )
-async def test_an_async_sample_that_ends_the_worker_costs_no_other_sample(bad: str, error: str) -> None:
-    found = await scores(waits, "a", "bb", bad, "ccc", seconds=1.0)
+async def test_an_async_sample_that_ends_the_worker_costs_no_other_sample(bad: str, seconds: float, error: str) -> None:
+    found = await scores(waits, "a", "bb", bad, "ccc", seconds=seconds)
     assert [score.reward for score in found] == [1.0, 2.0, 0.0, 3.0]
     assert [bool(score.error) for score in found] == [False, False, True, False]
     assert found[2].error.endswith(error)
