@@ -2,6 +2,8 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
+# Tests start a thousand Python processes; without bytecode each compiles what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 SEED ?= 1
 PYTEST_ARGS ?=
