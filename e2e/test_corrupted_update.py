@@ -3,7 +3,6 @@ weights gave is in the ledger."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from e2e.fakes.tiny import VOCABULARY
 from rljob.ledger.reader import LedgerReader
 from rljob.ledger.sample_detail import SampleDetail, show
 
-THOROUGH = bool(os.environ.get("RLJOB_THOROUGH"))
 STEPS = 4
 TOLERANCE = 1e-4
 FIELDS: dict[str, dict[str, Any]] = {
@@ -50,7 +48,7 @@ def check_failed_update(run: Run) -> list[SampleDetail]:
 @pytest.mark.parametrize(
     ("engine", "length"),
     [
-        pytest.param("CorruptTorch", 60, marks=pytest.mark.skipif(not THOROUGH, reason="half a minute: make thorough")),
+        ("CorruptTorch", 60),
         pytest.param("CorruptVllm", 200, marks=[pytest.mark.engine, pytest.mark.timeout(300)]),
     ],
 )
