@@ -204,12 +204,11 @@ async def test_the_status_file_is_written_again_when_a_descriptor_is_free(
     assert caplog.messages == ["status.json cannot be written: Too many open files; retrying"]
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC])
-async def test_the_end_of_a_run_is_reported_once_it_is_in_the_status_file(
-    number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def ending(number: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, asyncio.Task[None], list[str | None]]:
+    """Return a run that has finished, the task that reports it, and the states written to the status file. The first
+    write fails with an error number."""
     run, finished = SimpleNamespace(ended=asyncio.Event(), failure=None, finished=True), asyncio.Event()
-    failures, states = [OSError(number, os.strerror(number))], []
+    failures, states = [OSError(number, os.strerror(number))], list[str | None]()
 
     def write(_run: object, _path: object, state: str | None = None) -> None:
         assert not run.ended.is_set()
@@ -220,15 +219,23 @@ async def test_the_end_of_a_run_is_reported_once_it_is_in_the_status_file(
     monkeypatch.setattr(serve, "write_status", write)
     monkeypatch.setattr(serve, "RETRY_SECONDS", 0.0)
     finished.set()
-    task = reporting(run, finished)
-    if number == errno.ENOSPC:
-        with pytest.raises(OSError, match="No space left"):
-            await task  # the process ends, and is started again when there is space
-        assert not run.ended.is_set()
-        return
+    return run, reporting(run, finished), states
+
+
+async def test_the_end_of_a_run_is_reported_once_it_is_in_the_status_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, task, states = ending(errno.EMFILE, monkeypatch)
     await run.ended.wait()
     task.cancel()
     assert states == ["Succeeded"]
+
+
+async def test_a_full_disk_at_the_end_of_a_run_ends_the_process_without_a_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, task, states = ending(errno.ENOSPC, monkeypatch)
+    with pytest.raises(OSError, match="No space left"):
+        await task  # it is started again when there is space
+    assert not run.ended.is_set() and not states
 
 
 def test_the_speed_shown_is_a_mean_over_the_last_steps() -> None:

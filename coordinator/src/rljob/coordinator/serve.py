@@ -117,21 +117,22 @@ async def serve(environment: ComponentEnvironment) -> None:
 
 async def _report(run: Run, finished: asyncio.Event, tracking: TrackingWriter, path: Path) -> None:
     """Write the status file every STATUS_SECONDS. At the end of the run write the last metrics and the final status,
-    then set ``run.ended``: whoever reads the end of the run may kill this process, and no other writes them."""
+    and set ``run.ended`` only then: a client that reads the end of the run may stop this process, and no later process
+    writes these files."""
     while not finished.is_set():
-        _write_unless_busy(run, path)
+        _try_to_write_status(run, path)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(finished.wait(), STATUS_SECONDS)
     await asyncio.to_thread(finish, tracking)
-    while not _write_unless_busy(run, path, final_state(run)):
+    while not _try_to_write_status(run, path, final_state(run)):
         await asyncio.sleep(RETRY_SECONDS)
     run.ended.set()
     while True:
         await asyncio.sleep(STATUS_SECONDS)
-        _write_unless_busy(run, path)
+        _try_to_write_status(run, path)
 
 
-def _write_unless_busy(run: Run, path: Path, state: State | None = None) -> bool:
+def _try_to_write_status(run: Run, path: Path, state: State | None = None) -> bool:
     """Write the status file; return False if no file descriptor is free."""
     try:
         write_status(run, path, state)

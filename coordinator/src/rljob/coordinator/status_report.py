@@ -144,7 +144,7 @@ def final_state(run: Run) -> State:
 
 def state_of(run: Run) -> State:
     """Return where ``run`` is."""
-    if run.failure is not None or run.ended.is_set():  # a reader of the end may kill the remaining processes
+    if run.failure is not None or run.ended.is_set():  # not finished: a client that reads the end may stop processes
         return final_state(run)
     beside = run.evaluations.dedicated and run.version < run.spec.training.steps
     ready = any(engine.serving is not None for engine in run.engines.connected())
