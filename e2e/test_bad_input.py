@@ -617,7 +617,7 @@ def test_a_crashed_check_is_not_a_configuration_error(world: World, capsys: pyte
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_an_unknown_argument_of_the_engine_is_rejected_by_the_engine(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:

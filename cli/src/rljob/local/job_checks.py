@@ -30,7 +30,8 @@ from rljob.protocol.startup import CHECK_REPORT
 CHECKED_COMPONENTS = ("trainer", "rollout", "runner", "rewards", "environments")
 """Components that check themselves: ``python -m rljob.NAME.main --check``. `rewards` and `environments` only check
 functions and builtins that need a package: validation and the runner check the requirements of other builtins."""
-CHECK_SECONDS = 120.0
+CHECK_SECONDS = 300.0
+"""Of one component. On a busy machine, or from a network file system, vLLM alone is imported for two minutes."""
 LAST_LINES = 15
 
 Warn = Callable[[str], None]
