@@ -31,7 +31,7 @@ CHECKED_COMPONENTS = ("trainer", "rollout", "runner", "rewards", "environments")
 """Components that check themselves: ``python -m rljob.NAME.main --check``. `rewards` and `environments` only check
 functions and builtins that need a package: validation and the runner check the requirements of other builtins."""
 CHECK_SECONDS = 300.0
-"""Of one component. On a busy machine, or from a network file system, vLLM alone is imported for two minutes."""
+"""Of one component. The import of vLLM alone takes two minutes on a busy machine, or from a network file system."""
 LAST_LINES = 15
 
 Warn = Callable[[str], None]
