@@ -33,6 +33,7 @@ SERVER_LIBRARIES = {"uvicorn", "hypercorn", "http.server", "socketserver", "aioh
 SERVERS = {
     "coordinator/src/rljob/coordinator/local_api_server.py",
     "coordinator/src/rljob/coordinator/serve.py",
+    "coordinator/src/rljob/runner/agents/agent_endpoint.py",
     "core/src/rljob/protocol/service_server.py",
     "operator/src/rljob/operator/metrics_server.py",
     "rollout-image/src/rljob/rollout/frozen_engine.py",

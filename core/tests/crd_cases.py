@@ -67,6 +67,10 @@ _ACTING = (
     "spec.tasks[0].data={seeds: {}}",
     "spec.tasks[0].reward=null",
 )
+_AGENT = (
+    "spec.tasks[0].agent={function: 'mine.agent:solve'}",
+    "spec.tasks[0].loop=agent",
+)
 _SCALED = (
     ("a reward", "rewards[0]", ()),
     ("an environment", "environments[0]", _ACTING),
@@ -107,6 +111,7 @@ GOOD = [
         (f"spec.environments=[{{name: maze, template: {_TEMPLATE}, local: {{command: [serve]}}}}]",),
         "",
     ),
+    Case("an agent without a reward", (*_AGENT, "spec.tasks[0].reward=null"), ""),
     Case("a reward service outside the job", ("spec.rewards=[{name: exact, url: 'http://scores.example:80/x'}]",), ""),
     Case(
         "a frozen pool",
@@ -222,7 +227,7 @@ FIELDS = [
     Case(
         "a task without a reward and an environment",
         ("spec.tasks[0].reward=null",),
-        "required for a task without an environment; name one of rewards",
+        "required for a task without an environment or an agent; name one of rewards",
     ),
     Case(
         "an environment that is not defined",
@@ -261,6 +266,31 @@ FIELDS = [
         "tasks[0].environment.observation: is not a template",
         "",
         MANY,
+    ),
+    Case(
+        "the loop of agents without one",
+        ("spec.tasks[0].loop=agent",),
+        "the loop agent needs one; name its program, or set another loop",
+    ),
+    Case(
+        "an agent with a loop that starts none",
+        (*_AGENT, "spec.tasks[0].loop=single_turn"),
+        "starts no agent; set loop: agent",
+    ),
+    Case(
+        "an agent beside an environment",
+        (*_ACTING, *_AGENT),
+        "a task has an environment or an agent; remove one of them",
+    ),
+    Case(
+        "an agent with a prompt",
+        (*_AGENT, "spec.tasks[0].prompt='{question}'"),
+        "the agent writes the messages itself; remove",
+    ),
+    Case(
+        "an agent of an invalid reference",
+        (*_AGENT, "spec.tasks[0].agent.function=solve"),
+        "must be module:attribute of your own package",
     ),
     Case(
         "an environment with two forms",

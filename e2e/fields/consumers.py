@@ -469,6 +469,14 @@ def loops(job: RLJob, storage: Path) -> Any:
     return found
 
 
+def programs(job: RLJob, storage: Path) -> Any:
+    """Return the agent program of each task that has one."""
+    return {
+        task: program.function.__name__
+        for task, program in prepare(environment(job, storage), find_readers(job)).agents.items()
+    }
+
+
 # --- rewards ----------------------------------------------------------------------------------------------------------
 
 

@@ -89,6 +89,11 @@ IN_LAKE = (
     "spec.tasks[0].reward=null",
 )
 
+IN_AGENT = (
+    'spec.tasks[0].agent={"function": "e2e.fakes.agents:ask_once"}',
+    "spec.tasks[0].loop=agent",
+)
+
 RDMA = {"name": "main", "rdma": {"resource": "rdma/hca"}}
 REMOTE = given(models=[{"name": "policy", "source": "hf://a/b"}])
 LAKE_LISTED = given(
@@ -253,6 +258,7 @@ ROWS: dict[str, Outcome] = {
     "spec.tasks.environment.maxTurns": Shows(c.acting, 3, IN_LAKE),
     "spec.tasks.environment.observation": Shows(c.acting, "then {observation}", IN_LAKE),
     "spec.tasks.environment.onContextLimit": Shows(c.acting, "fail", IN_LAKE),
+    "spec.tasks.agent.function": Shows(c.programs, "e2e.fakes.agents:ask_twice", IN_AGENT),
     "spec.tasks.reward": Shows(
         c.requested,
         "far",

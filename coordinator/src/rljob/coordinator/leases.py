@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.trajectory import Trajectory
@@ -39,10 +39,16 @@ class RunnerLeases:
 
 class Leases:
     """The leases of one run. A trajectory is here from :meth:`wait` to :meth:`remove`; after a change of trajectories
-    or runners :meth:`assign` leases what it can."""
+    or runners :meth:`assign` leases what it can.
 
-    def __init__(self, ledger: LedgerWriter) -> None:
+    Args:
+        ledger: a lease is sent once all that precedes it is durable.
+        before_lease: called with a trajectory just before it gets a lease.
+    """
+
+    def __init__(self, ledger: LedgerWriter, before_lease: Callable[[Trajectory], None]) -> None:
         self._ledger = ledger
+        self._before_lease = before_lease
         self._runners: dict[Connection, RunnerLeases] = {}
         self._unleased: dict[str, Trajectory] = {}
         self._waiting: dict[Kind, list[tuple[tuple[int, int, int], str]]] = {kind: [] for kind in Kind}
@@ -152,6 +158,7 @@ class Leases:
             self._lease(trajectory, runner)
 
     def _lease(self, trajectory: Trajectory, runner: Connection) -> None:
+        self._before_lease(trajectory)
         trajectory.runner, trajectory.since = runner, asyncio.get_running_loop().time()
         self._runners[runner].add(trajectory)
         turns = [turn.tokens(number) for number, turn in sorted(trajectory.turns.items()) if turn.finished]

@@ -3,6 +3,9 @@
 A sample is *leased* to a runner, which requests *generation*; the request waits for an engine, runs, and its completion
 is recorded before any message about it is sent. An interrupted turn continues from its recorded prefix as a new
 attempt. The first record of (sample, turn, attempt) counts; later ones are acknowledged and dropped.
+
+A loop that runs again makes the same calls, so another lease continues its turns. An agent program does not: with
+another lease it begins again, and the tokens of the lease before are discarded.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ class Trajectories:
         self._ledger = ledger
         self._engines = engines
         self._changed = on_change
-        self._leases = Leases(ledger)
+        self._agent_tasks = {task.name for task in spec.tasks if task.agent is not None}
+        self._leases = Leases(ledger, self._before_lease)
         self._claims: dict[RequestKey, EngineRecord] = {}
         """After a restart: requests that run on an engine, but that no runner has repeated yet."""
         self.queue = RequestQueue()
@@ -89,12 +93,24 @@ class Trajectories:
 
     def start_over(self, trajectory: Trajectory) -> None:
         """Discard the generated tokens of a sample and generate it again with current weights (after a new lineage)."""
+        self._discard(trajectory)
+        self._leases.release(trajectory)
+
+    def _before_lease(self, trajectory: Trajectory) -> None:
+        """Discard what an agent program generated under an earlier lease."""
+        if trajectory.task in self._agent_tasks and (trajectory.turns or trajectory.dispatched is not None):
+            self._discard(trajectory)
+
+    def _discard(self, trajectory: Trajectory) -> None:
+        """Discard the generated tokens of a sample and its open request."""
         self._withdraw(trajectory)
         trajectory.attempts += sum(turn.completions for turn in trajectory.turns.values()) + 1
         self._ledger.discard_generation(trajectory.sample.id, trajectory.attempts)
         trajectory.dispatched = trajectory.recorded_version = trajectory.sample.min_version = None
         trajectory.turns.clear()
-        self._leases.release(trajectory)
+        for completion, agent in trajectory.early.values():
+            agent.send(m.AckCompletions([completion.request_id]))
+        trajectory.early.clear()
 
     def current(self, message: FromLease, runner: Connection) -> Trajectory | None:
         """Return the trajectory that a message of ``runner`` is about; None if it ended, if ``runner`` does not hold
@@ -298,7 +314,7 @@ class Trajectories:
             if trajectory is None or (trajectory.request is not None and trajectory.request.key != key):
                 self._abort(engine, key)
             elif trajectory.request is None:
-                if trajectory.wants(key[1]):
+                if trajectory.wants(key[1]) and key[2] >= trajectory.attempts:
                     self._claims[key] = engine
                 else:
                     self._abort(engine, key)

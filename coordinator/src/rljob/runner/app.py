@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from types import MappingProxyType
 
 from rljob.api.tasks import Task
@@ -15,6 +16,8 @@ from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.health_probe import record_ready
 from rljob.protocol.heartbeat import beating
 from rljob.protocol.messages import ToRunner
+from rljob.runner.agents.agent_endpoint import AgentEndpoint
+from rljob.runner.agents.leased_agent import AgentRuntime
 from rljob.runner.conversation import Conversation
 from rljob.runner.driver import RunnerDriver
 from rljob.runner.environment_client import EnvironmentClient
@@ -53,7 +56,7 @@ async def serve(
     _check_addresses("RLJOB_REWARD_URLS: reward", [reward.name for reward in spec.rewards], reward_urls)
     _check_addresses("RLJOB_ENVIRONMENT_URLS: environment", [e.name for e in spec.environments], environment_urls)
     prompts = PromptCache(prepared.sources, prepared.maker, spec.failure_policy.stall_seconds)
-    async with service_session() as session:
+    async with service_session() as session, _agent_endpoint(prepared) as endpoint:
         rewards = {
             reward.name: RewardClient(reward, reward_urls[reward.name], session, "" if reward.url else reward_token)
             for reward in spec.rewards
@@ -68,7 +71,7 @@ async def serve(
         runner = RunnerDriver(
             f"runner-{os.getpid()}-{uuid.uuid4().hex[:8]}",
             lambda register: CoordinatorLink(environment.coordinator, "runner", environment.token, ToRunner, register),
-            _task_runtimes(prepared, rewards, environments),
+            _task_runtimes(prepared, rewards, environments, endpoint),
             prompts,
             prepared.codec,
             {name: size for name, size in held_out.items() if size is not None},
@@ -108,8 +111,22 @@ async def _run_until_signal(runner: RunnerDriver) -> None:
         record_ready(False)
 
 
+@asynccontextmanager
+async def _agent_endpoint(prepared: Prepared) -> AsyncIterator[AgentEndpoint | None]:
+    """Serve the endpoint for agents, if a task has one."""
+    if not prepared.agents:
+        yield None
+        return
+    async with AgentEndpoint().serving() as endpoint:
+        log.info("agents call the model at %s", endpoint.url)
+        yield endpoint
+
+
 def _task_runtimes(
-    prepared: Prepared, rewards: Mapping[str, RewardClient], environments: Mapping[str, EnvironmentClient]
+    prepared: Prepared,
+    rewards: Mapping[str, RewardClient],
+    environments: Mapping[str, EnvironmentClient],
+    endpoint: AgentEndpoint | None,
 ) -> dict[str, TaskRuntime]:
     spec = prepared.environment.job.spec
     length = model_length(spec)
@@ -123,6 +140,7 @@ def _task_runtimes(
             task.sampling.temperature if evaluated_at is None else evaluated_at,
             spec.failure_policy.stall_seconds,
             _environment_runtime(prepared, task, environments),
+            _agent_runtime(prepared, task, endpoint),
         )
         for task in spec.tasks
     }
@@ -141,4 +159,21 @@ def _environment_runtime(
         Conversation(task, codec, maker.chat, codec.stop_token_ids),
         maker,
         prepared.environment.job.spec.seed,
+    )
+
+
+def _agent_runtime(prepared: Prepared, task: Task, endpoint: AgentEndpoint | None) -> AgentRuntime | None:
+    if task.agent is None:
+        return None
+    spec, codec, chat = prepared.environment.job.spec, prepared.codec, prepared.maker.chat
+    assert endpoint is not None and chat is not None, "a job with an agent has an endpoint and a chat template"
+    return AgentRuntime(
+        prepared.agents[task.name],
+        endpoint,
+        chat,
+        codec,
+        codec.stop_token_ids,
+        model_length(spec),
+        task.scored,
+        spec.seed,
     )

@@ -35,7 +35,7 @@ class ChatTemplate:
         if source is None:
             raise ValueError(
                 f"{model} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json), and "
-                "tasks with messages need one; add it, or write the task's prompt as plain text"
+                "tasks with messages or an agent need one; add it, or write the task's prompt as plain text"
             )
         try:
             self._template = _environment().from_string(source)

@@ -18,6 +18,8 @@ random numbers. An exception of a loop fails its sample, not the run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from rljob.api.tasks import TaskEnvironment
@@ -60,6 +62,28 @@ class EpisodeContext(Protocol):
         """Return the token ids (int32 bytes) to append after an answer: its end if it was cut, and the observation."""
 
 
+@dataclass(frozen=True)
+class AgentOutcome:
+    """How an agent program ended."""
+
+    reward: float | None  # that it returned; None: no number
+    completion: str  # the text that it returned, or its last answer
+    finish: str  # of the last answer: stop | length
+    turns: int
+    context_limit: bool  # whether a call left no room for an answer
+
+
+class AgentContext(Protocol):
+    """The agent program of a trajectory."""
+
+    async def run(self) -> AgentOutcome:
+        """Start the program, and answer its calls until it ends. Each call that is answered is a turn.
+
+        Raises:
+            TrajectoryError: the program failed, made no call, or made one that the trajectory cannot hold.
+        """
+
+
 class Context(Protocol):
     """One trajectory, driven by its loop."""
 
@@ -80,19 +104,29 @@ class Context(Protocol):
         """
 
     @property
+    def agent(self) -> AgentContext:
+        """The agent program of the task.
+
+        Raises:
+            TrajectoryError: the task has no agent.
+        """
+
+    @property
     def room(self) -> int:
         """Tokens that fit into maxModelLength after the last turn: the next observation and answer together."""
 
-    async def generate(self, token_ids: bytes) -> TurnTokens:
+    async def generate(self, token_ids: bytes, max_tokens: int | None = None, stop: Sequence[str] = ()) -> TurnTokens:
         """Generate the next turn.
 
         Args:
             token_ids: the whole context (int32 bytes). In the first turn, the input of the model; in each later turn,
                 the previous context, its answer, and an observation, which may be empty.
+            max_tokens: of this answer; the task's sampling.maxTokens also applies.
+            stop: strings that end this answer, beside those of the task's sampling.
 
         Returns:
-            The answer: ``token_ids``, and ``finish``: stop (the model ended it) | length (it reached the task's
-            sampling.maxTokens, or maxModelLength).
+            The answer: ``token_ids``, and ``finish``: stop (the model ended it) | length (it reached ``max_tokens``,
+            the task's sampling.maxTokens, or maxModelLength).
 
         Raises:
             TrajectoryError: the context does not start with the previous turn, it leaves no room for an answer, or the
@@ -107,8 +141,9 @@ class Context(Protocol):
         """Return the text of token ids, without special tokens."""
 
     def answer(self, turn: TurnTokens) -> str:
-        """Return the text of an answer without special tokens, and without the stop string of the task's sampling that
-        ended it (with it if sampling.includeStop is set). Its token ids include the stop string."""
+        """Return the text of an answer without special tokens, and without the stop string (of the task's sampling or
+        of the call of :meth:`generate`) that ended it, or with it if sampling.includeStop is set. Its token ids include
+        the stop string."""
 
     def reward(self, value: float) -> None:
         """Add ``value`` to the sample's reward and credit it to the last generated turn.

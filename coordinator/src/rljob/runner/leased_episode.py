@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-
-import blake3
 
 from rljob.api.tasks import TaskEnvironment
 from rljob.protocol.episode_messages import Observation, OpenSession
@@ -17,6 +14,7 @@ from rljob.runner.context import TrajectoryError
 from rljob.runner.conversation import Conversation
 from rljob.runner.environment_client import EnvironmentClient
 from rljob.runner.prompts import Prompt, PromptMaker
+from rljob.runner.sample_seed import sample_seed
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,7 @@ class LeasedEpisode:
     ) -> None:
         self._runtime = runtime
         self._lease = lease
+        self._seed = sample_seed(runtime.seed, lease)
         self._row = prompt.problem
         self._set_prompt = set_prompt
         self._in_call = in_call
@@ -77,7 +76,7 @@ class LeasedEpisode:
             raise TrajectoryError("the loop resets its episode twice; a trajectory has one episode")
         self._session = f"{self._lease.sample}-{uuid.uuid4().hex}"
         with self._in_call():
-            self._last = await self._runtime.client.open(OpenSession(self._session, self._seed(), self._row))
+            self._last = await self._runtime.client.open(OpenSession(self._session, self._seed, self._row))
         try:
             self._set_prompt(self._runtime.maker.make(self._lease.task, self._row, self._last.observation))
         except ValueError as error:
@@ -105,8 +104,3 @@ class LeasedEpisode:
         """End the session; without one, do nothing."""
         if self._session:
             self._runtime.client.end(self._session)
-
-    def _seed(self) -> int:
-        """Return the seed of the episode, below 2**52: the same when the loop runs again, another for each sample."""
-        key = struct.pack("<QQ", self._runtime.seed, self._lease.attempt) + self._lease.sample.encode()
-        return int.from_bytes(blake3.blake3(key).digest(8), "little") >> 12

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from rljob.protocol.messages import (
     frame_decoder,
 )
 from rljob.protocol.score_messages import Score, ScoreItem, ScoreTurn, credit_turns, usable
+from rljob.runner.agents.leased_agent import AgentRuntime, LeasedAgent
 from rljob.runner.context import TrajectoryError
 from rljob.runner.cut_answer import answer_text
 from rljob.runner.leased_episode import EnvironmentRuntime, LeasedEpisode
@@ -61,6 +62,7 @@ class TaskRuntime:
     evaluation_temperature: float  # sampling temperature of held-out problems
     stall_seconds: float  # a loop that makes no call of its context for this long has failed
     environment: EnvironmentRuntime | None = None
+    agent: AgentRuntime | None = None
 
 
 class LeasedTrajectory:
@@ -97,6 +99,8 @@ class LeasedTrajectory:
         self._result: TrajectoryScored | TrajectoryFailed | None = None
         self._prompt: Prompt | None = None
         self._episode: LeasedEpisode | None = None
+        self._agent: LeasedAgent | None = None
+        self._stop: dict[int, list[str]] = {}  # turn → stop strings of its call, beside those of the task
         self._calls = 0  # of the loop, in progress
         self._watchdog: asyncio.TimerHandle | None = None
         self._task = asyncio.create_task(self._run())
@@ -125,6 +129,7 @@ class LeasedTrajectory:
         """Cancel the loop; no result is sent."""
         self._cancelled = True
         self._disarm()
+        self._end_agent()
         self._task.cancel()
 
     # --- interface of the loop; see rljob.runner.context.Context ------------------------------------------------------
@@ -148,12 +153,19 @@ class LeasedTrajectory:
         return self._episode
 
     @property
+    def agent(self) -> LeasedAgent:
+        """The agent program of the task."""
+        if self._agent is None:
+            raise TrajectoryError(f"task {self._lease.task} has no agent; name its program in its agent")
+        return self._agent
+
+    @property
     def room(self) -> int:
         """Tokens that fit after the last turn."""
         used = self._sequence if self._turns else self.prompt.token_ids
         return max(0, self._runtime.max_model_length - len(used) // 4)
 
-    async def generate(self, token_ids: bytes) -> TurnTokens:
+    async def generate(self, token_ids: bytes, max_tokens: int | None = None, stop: Sequence[str] = ()) -> TurnTokens:
         """Generate the next turn."""
         number = len(self._turns)
         if self._generating:
@@ -165,7 +177,8 @@ class LeasedTrajectory:
                 f"the context of turn {number} does not start with the context and the answer of turn {number - 1}; "
                 "append observations to those token ids"
             )
-        turn = self._recorded.get(number) or await self._request_turn(number, token_ids)
+        self._stop[number] = [*stop]
+        turn = self._recorded.get(number) or await self._request_turn(number, token_ids, max_tokens)
         if turn.prompt != token_ids:
             raise TrajectoryError(
                 f"turn {number} was generated from another context than the one it has now; a loop that runs again "
@@ -185,7 +198,8 @@ class LeasedTrajectory:
 
     def answer(self, turn: TurnTokens) -> str:
         """Return the text of an answer."""
-        return answer_text(self._codec, self._runtime.task.sampling, turn.token_ids, turn.finish)
+        sampling, stop = self._runtime.task.sampling, self._stop.get(turn.turn, [])
+        return answer_text(self._codec, sampling, turn.token_ids, turn.finish, stop)
 
     def reward(self, value: float) -> None:
         """Credit a reward to the last turn."""
@@ -245,8 +259,9 @@ class LeasedTrajectory:
         except ValueError as error:  # from the row or the chat template: the message is ready for users
             raise TrajectoryError(str(error)) from error
 
-    async def _request_turn(self, number: int, token_ids: bytes) -> TurnTokens:
+    async def _request_turn(self, number: int, token_ids: bytes, max_tokens: int | None) -> TurnTokens:
         sampling, length = self._runtime.task.sampling, len(token_ids) // 4
+        most = sampling.max_tokens if max_tokens is None else min(sampling.max_tokens, max_tokens)
         limit = self._runtime.max_model_length
         room = limit - length
         if room < 1:
@@ -258,14 +273,14 @@ class LeasedTrajectory:
             sample=self._lease.sample,
             turn=number,
             prompt=token_ids,
-            max_tokens=min(sampling.max_tokens, room),
+            max_tokens=min(most, room),
             temperature=(
                 sampling.temperature if self._lease.split == "train" else self._runtime.evaluation_temperature
             ),
             stop_token_ids=self._codec.stop_token_ids,
             attempt=self._lease.attempt,
             lease=self._lease.lease,
-            stop=sampling.stop,
+            stop=[*sampling.stop, *self._stop[number]],
             min_tokens=sampling.min_tokens,
         )
         self._answer = asyncio.get_running_loop().create_future()
@@ -310,6 +325,8 @@ class LeasedTrajectory:
                 self._episode = LeasedEpisode(
                     self._runtime.environment, lease, self._prompt, self._set_prompt, self._in_call
                 )
+            if self._runtime.agent is not None:
+                self._agent = LeasedAgent(self._runtime.agent, lease, self, self._set_prompt)
             self._arm()
             result = self._scored(await self._runtime.loop(self))
         except TrajectoryError as error:
@@ -329,6 +346,10 @@ class LeasedTrajectory:
         finally:
             if self._episode is not None:
                 self._episode.end()
+
+    def _end_agent(self) -> None:
+        if self._agent is not None:
+            self._agent.end()
 
     def _set_prompt(self, prompt: Prompt) -> None:
         self._prompt = prompt
@@ -386,6 +407,7 @@ class LeasedTrajectory:
 
     def _finish(self, result: TrajectoryScored | TrajectoryFailed) -> None:
         self._disarm()
+        self._end_agent()
         if self.finished:
             return
         self._request = None

@@ -54,12 +54,13 @@ class PromptMaker:
             task: name of the task.
             problem: the row.
             observation: the first observation of the task's environment. Without it, the prompt of such a task has no
-                text: the loop makes it when the episode has started.
+                text: the loop makes it when the episode has started. The prompt of a task with an agent never has: the
+                agent writes it.
 
         Raises:
             ValueError: the row does not fit the task, or the chat template rejects the messages.
         """
-        if self.tasks[task].environment is not None and observation is None:
+        if self.tasks[task].agent is not None or (self.tasks[task].environment is not None and observation is None):
             return Prompt(problem, "", b"")
         row = problem if observation is None else problem | {OBSERVATION: observation}
         content = content_of(self.tasks[task], row)

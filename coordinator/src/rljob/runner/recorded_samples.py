@@ -53,7 +53,7 @@ def _item(prepared: Prepared, ledger: LedgerReader, row: SampleRow) -> ScoreItem
         turns.append(ScoreTurn("model", answer_text(prepared.codec, task.sampling, written, finish)))
     last = len(detail.turns[-1].written) if detail.turns else 0
     prompt = prepared.maker.make(row.task, problem).text
-    if task.environment is not None and detail.turns:  # the text of its first observation is recorded as tokens only
+    if (task.environment or task.agent) and detail.turns:  # the text of its first context is recorded as tokens only
         prompt = prepared.codec.decode(array("i", detail.turns[0].given_ids).tobytes())
     return ScoreItem(
         sample=row.id,

@@ -19,19 +19,21 @@ from rljob.api.rewards.load_reward import load_reward
 from rljob.api.tasks import Task, TaskData
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.model_cache import read_model
+from rljob.runner.agents.agent_program import AgentProgram, load_program
 from rljob.runner.chat import ChatTemplate
-from rljob.runner.conversation import Conversation
+from rljob.runner.conversation import Conversation, text_after_answer
 from rljob.runner.data import Source, digests
 from rljob.runner.data.readers import DataReaders, RowCheck, open_source
 from rljob.runner.data.table import TableSource
 from rljob.runner.loops import Loop, load_loop
-from rljob.runner.prompt_content import content_of
+from rljob.runner.prompt_content import Messages, content_of
 from rljob.runner.prompts import PromptMaker
 from rljob.runner.tokenizer import TextCodec
 
 log = logging.getLogger(__name__)
 
 FIRST_ROWS = 4
+SAMPLE_CHAT: Messages = [{"role": "user", "content": "message"}]
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Prepared:
     codec: TextCodec
     maker: PromptMaker
     loops: dict[str, Loop]  # by task name
+    agents: dict[str, AgentProgram]  # by the name of a task with an agent
 
 
 def prepare(environment: ComponentEnvironment, readers: DataReaders) -> Prepared:
@@ -59,7 +62,12 @@ def prepare(environment: ComponentEnvironment, readers: DataReaders) -> Prepared
     assert found.codec is not None
     digests.record(environment.storage, found.files)
     return Prepared(
-        environment, found.sources, found.codec, PromptMaker(found.tasks, found.codec, found.chat), found.loops
+        environment,
+        found.sources,
+        found.codec,
+        PromptMaker(found.tasks, found.codec, found.chat),
+        found.loops,
+        found.agents,
     )
 
 
@@ -83,6 +91,7 @@ class _Preparation:
         self.problems: list[str] = []
         self.sources: dict[str, Source] = {}
         self.loops: dict[str, Loop] = {}
+        self.agents: dict[str, AgentProgram] = {}
         self.codec: TextCodec | None = None
         self.chat: ChatTemplate | None = None
         self._environment = environment
@@ -95,6 +104,9 @@ class _Preparation:
         for i, task in enumerate(self.spec.tasks):
             with self._collecting_problems():
                 self.loops[task.name] = load_loop(task.loop, f"spec.tasks[{i}].loop")
+            if task.agent is not None:
+                with self._collecting_problems():
+                    self.agents[task.name] = load_program(task.agent, f"spec.tasks[{i}].agent")
             self._open_task(i, task)
         with self._collecting_problems():
             self.problems += digests.changed(environment.storage, self.files)
@@ -169,8 +181,13 @@ class _Preparation:
     def _check_prompts(self, task: Task, problems: list[dict[str, Any]]) -> None:
         """Check the contents of a split's first rows, and their prompts if the model exists.
 
-        The observations of an environment are not known yet: its prompts are rendered with a sample text.
+        The observations of an environment are not known yet: its prompts are rendered with a sample text. An agent
+        writes its messages later: a short chat checks the template.
         """
+        if task.agent is not None:
+            if self.chat is not None:
+                text_after_answer(self.chat, SAMPLE_CHAT, SAMPLE_CHAT)
+            return
         if task.environment is not None:
             self._check_conversation(task, problems[0])
             return

@@ -35,8 +35,8 @@ def task_rules() -> Iterator[CelRule]:
     """Yield the rules of one task."""
     yield CelRule(
         "spec.tasks[]",
-        "has(self.reward) || has(self.environment)",
-        "required for a task without an environment; name one of rewards",
+        "has(self.reward) || has(self.environment) || has(self.agent)",
+        "required for a task without an environment or an agent; name one of rewards",
         ".reward",
     )
     yield CelRule(
@@ -44,6 +44,30 @@ def task_rules() -> Iterator[CelRule]:
         "self.loop != 'environment' || has(self.environment)",
         "the loop environment needs one; name one of environments, or set another loop",
         ".environment",
+    )
+    yield CelRule(
+        "spec.tasks[]",
+        "self.loop != 'agent' || has(self.agent)",
+        "the loop agent needs one; name its program, or set another loop",
+        ".agent",
+    )
+    yield CelRule(
+        "spec.tasks[]",
+        "!has(self.agent) || !(self.loop in ['single_turn', 'environment'])",
+        "starts no agent; set loop: agent",
+        ".loop",
+    )
+    yield CelRule(
+        "spec.tasks[]",
+        "!has(self.agent) || !has(self.environment)",
+        "a task has an environment or an agent; remove one of them",
+        ".environment",
+    )
+    yield CelRule(
+        "spec.tasks[]",
+        "!has(self.agent) || !has(self.prompt) && !has(self.messages) && !has(self.messagesColumn)",
+        "the agent writes the messages itself; remove prompt, messages and messagesColumn",
+        ".agent",
     )
     yield CelRule(
         "spec.tasks[].sampling",

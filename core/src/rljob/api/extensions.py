@@ -38,6 +38,9 @@ BUILTIN_BACKENDS = {
 BUILTIN_LOOPS = {
     "single_turn": Builtin("rljob.runner.loops.single_turn:single_turn", "one prompt, one answer, one score"),
     "environment": Builtin("rljob.runner.loops.episode_loop:environment", "turn by turn in the task's environment"),
+    "agent": Builtin(
+        "rljob.runner.loops.agent_loop:agent", "the task's agent program calls the model by an API like OpenAI's"
+    ),
 }
 
 ADVANTAGES: Registry = references(algorithm_functions.ADVANTAGES)

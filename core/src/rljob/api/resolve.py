@@ -56,7 +56,7 @@ def resolve(job: RLJob, accelerator: AcceleratorKind = "cpu", profiles: bool = F
     for task in resolved.spec.tasks:
         if task.group_filter.kind is None:
             task.group_filter.kind = resolved.spec.algorithm.group_filter
-        if task.prompt is None and task.messages is None and task.messages_column is None:
+        if task.agent is None and task.prompt is None and task.messages is None and task.messages_column is None:
             task.prompt = DEFAULT_PROMPT if task.environment is None else DEFAULT_EPISODE_PROMPT
         for table in (task.data.jsonl, task.data.parquet):
             if table is not None and table.held_out_fraction is None:

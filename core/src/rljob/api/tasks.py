@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from rljob.api.base import Model, Name, Text
 from rljob.api.builtin import summaries
-from rljob.api.extensions import BUILTIN_LOOPS, LOOPS, Extension
+from rljob.api.extensions import BUILTIN_LOOPS, LOOPS, Extension, Reference
 
 SOURCES = ("reasoningGym", "jsonl", "parquet", "datasets", "seeds")
 """Fields of `TaskData`. A task has exactly one of them."""
@@ -140,6 +140,15 @@ class TaskEnvironment(Model):
     which is scored with its rewards so far, or `fail` the sample."""
 
 
+class TaskAgent(Model):
+    """The agent program of a task. The model answers the requests that the program sends to an endpoint compatible
+    with OpenAI's API."""
+
+    function: Reference
+    """`module:function` of your own package, started once for each sample. It gets those of `base_url`, `api_key`,
+    `row` and `seed` that it names, and returns None, a reward, or the text that the task's reward scores."""
+
+
 class TaskGroupFilter(Model):
     """Which groups of a task are trained. Rejected groups are replaced (dynamic sampling)."""
 
@@ -163,7 +172,7 @@ class Task(Model):
     prompt: Text | None = None
     """Template of the prompt as plain text. {column} is replaced by the value of a column (for reasoning-gym:
     {question}); {{ and }} are braces. Default without `messages` and `messagesColumn`: "{question}" and a newline, with
-    an environment "{observation}" and a newline."""
+    an environment "{observation}" and a newline, with an agent none."""
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=64)] | None = None
     """The prompt as a chat, rendered with the model's chat template."""
     messages_column: Annotated[Text, Field(min_length=1)] | None = None
@@ -177,9 +186,11 @@ class Task(Model):
     ] = "single_turn"
     environment: TaskEnvironment | None = None
     """Environment of the loop. Its first observation is the column `observation` of `prompt` or `messages`."""
+    agent: TaskAgent | None = None
+    """Agent program of the loop. It writes the messages itself, so its task has no `prompt` and no `messages`."""
     reward: Name | None = None
-    """Name of an entry of `rewards`. Required without an environment. With one, the score of the last answer is added
-    to the rewards of the environment; null: they are the reward."""
+    """Name of an entry of `rewards`. Required without an environment or an agent. With one, the score of the last
+    answer is added to the rewards of the environment or the agent; null: they are the reward."""
     reward_column: Annotated[Text, Field(min_length=1)] | None = None
     """Column with the name of the row's reward, an entry of `rewards`, in place of `reward`. Rows without the column,
     or with null, use `reward`."""

@@ -105,8 +105,8 @@ def _location(field: str, text: str, others: str = "") -> Iterator[str]:
 def _tasks(spec: RLJobSpec) -> Iterator[str]:
     rewards = {reward.name: reward for reward in spec.rewards}
     for i, task in enumerate(spec.tasks):
-        if task.reward is None and task.environment is None:
-            yield f"tasks[{i}].reward: required for a task without an environment; name one of rewards"
+        if task.reward is None and task.environment is None and task.agent is None:
+            yield f"tasks[{i}].reward: required for a task without an environment or an agent; name one of rewards"
         elif task.reward is not None and task.reward not in rewards:
             yield (
                 f"tasks[{i}].reward: {task.reward!r} is not defined; there are {', '.join(rewards)}; "
@@ -138,6 +138,7 @@ def _tasks(spec: RLJobSpec) -> Iterator[str]:
             yield f"tasks[{i}].sampling.includeStop: there is no stop string; add stop, or remove it"
         yield from _prompt(f"tasks[{i}]", task)
         yield from _task_environment(spec, f"tasks[{i}]", task)
+        yield from _task_agent(f"tasks[{i}]", task)
 
 
 def _evaluation(spec: RLJobSpec) -> Iterator[str]:
@@ -247,6 +248,21 @@ def _task_environment(spec: RLJobSpec, path: str, task: Task) -> Iterator[str]:
             continue
         if "observation" not in named:
             yield f"{field}: the template does not name the observation; put {{observation}} where it goes"
+
+
+def _task_agent(path: str, task: Task) -> Iterator[str]:
+    if task.agent is None:
+        if task.loop == "agent":
+            yield f"{path}.agent: the loop agent needs one; name its program, or set another loop"
+        return
+    if task.loop in ("single_turn", "environment"):
+        yield f"{path}.loop: {task.loop} starts no agent; set loop: agent"
+    if task.environment is not None:
+        yield f"{path}.environment: a task has an environment or an agent; remove one of them"
+    given = {"prompt": task.prompt, "messages": task.messages, "messagesColumn": task.messages_column}
+    for name, value in given.items():
+        if value is not None:
+            yield f"{path}.{name}: the agent writes the messages itself; remove it"
 
 
 def _service(

@@ -103,7 +103,8 @@ def _identify(task: Task, row_check: RowCheck | None) -> Callable[[Row], str]:
     """Return a function that checks a row against task and reward, and returns the text that identifies its prompt."""
 
     def identify(row: Row) -> str:
-        text = identity(content_of(task, row)) if task.environment is None else json.dumps(row, sort_keys=True)
+        has_prompt = task.environment is None and task.agent is None
+        text = identity(content_of(task, row)) if has_prompt else json.dumps(row, sort_keys=True)
         if row_check is not None:
             row_check(row)
         return text

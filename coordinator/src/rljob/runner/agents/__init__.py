@@ -1,0 +1,1 @@
+"""Agent programs: an endpoint like OpenAI's answers their calls, which become the turns of a sample."""
