@@ -1,7 +1,9 @@
 """The endpoint for agent programs, with OpenAI's client: calls become turns, or are refused with one sentence."""
 
 import asyncio
+import fcntl
 import json
+import sys
 import tempfile
 from array import array
 from pathlib import Path
@@ -15,8 +17,9 @@ from rljob.api.tasks import Task, TaskAgent
 from rljob.protocol.messages import LeaseTrajectory, TrajectoryFailed, TrajectoryScored, TurnTokens
 from rljob.protocol.score_messages import Score
 from rljob.runner.agents import agent_endpoint
+from rljob.runner.agents.agent_command import AgentCommand
 from rljob.runner.agents.agent_endpoint import AgentEndpoint
-from rljob.runner.agents.agent_program import AgentProgram, load_program
+from rljob.runner.agents.agent_program import AgentFunction, load_program
 from rljob.runner.agents.leased_agent import AgentRuntime
 from rljob.runner.chat import ChatTemplate
 from rljob.runner.leased_trajectory import LeasedTrajectory, TaskRuntime
@@ -87,8 +90,8 @@ class Stage:
         task = Task.model_validate(
             fields | {"reward": "r" if scored else None, "sampling": sampling or {"maxTokens": 20}}
         )
-        if not isinstance(program, AgentProgram):
-            program = AgentProgram(program, ("base_url", "api_key", "row", "seed"))
+        if not isinstance(program, AgentFunction | AgentCommand):
+            program = AgentFunction(program, ("base_url", "api_key", "row", "seed"))
         runtime = AgentRuntime(program, self.endpoint, self.chat, self.codec, [END], length, task.scored, 3)
         kit = TaskRuntime(task, agent, self.reward if scored else None, length, 1.0, 600.0, None, runtime)
         lease = LeaseTrajectory(sample="g0.0", task="chat", row=4, split="train", turns=[], attempt=2, lease=7)
@@ -169,7 +172,7 @@ async def test_the_reply_has_the_fields_of_openai(stage):
             models = await model.models.list()
             replies.append([each.id for each in models.data])
 
-    await stage.play(AgentProgram(solve, ("base_url", "api_key")), ["ab…"])
+    await stage.play(AgentFunction(solve, ("base_url", "api_key")), ["ab…"])
     reply, models = replies
     assert (reply.model, reply.object, reply.choices[0].finish_reason) == ("gpt", "chat.completion", "length")
     assert (reply.choices[0].message.role, reply.choices[0].message.content) == ("assistant", "ab")
@@ -188,7 +191,7 @@ async def test_a_stream_has_the_answer_and_the_usage_if_it_is_asked_for(stage, u
                 [c async for c in await model.chat.completions.create(model="m", messages=ASK, stream=True, **options)]
             )
 
-    await stage.play(AgentProgram(solve, ("base_url", "api_key")), ["ab<end>"])
+    await stage.play(AgentFunction(solve, ("base_url", "api_key")), ["ab<end>"])
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "ab"
     assert [c.choices[0].finish_reason for c in chunks if c.choices] == [None, "stop"]
     assert [c.usage.completion_tokens for c in chunks if c.usage] == ([3] if usage else [])
@@ -210,7 +213,7 @@ async def test_a_stream_is_kept_alive_while_the_answer_is_generated(stage, monke
                 lines.append(line)
                 stage.gate.set()
 
-    await stage.play(AgentProgram(solve, ("base_url", "api_key")), ["ab<end>"])
+    await stage.play(AgentFunction(solve, ("base_url", "api_key")), ["ab<end>"])
     assert lines[0].startswith(b": ") and lines[-2] == b"data: [DONE]\n"
 
 
@@ -337,7 +340,7 @@ async def test_what_is_not_supported_is_refused_by_name(stage, body, param, sent
             errors.append(caught.value)
             await model.chat.completions.create(model="m", messages=ASK)
 
-    result = await stage.play(AgentProgram(solve, ("base_url", "api_key")), ["ab<end>"])
+    result = await stage.play(AgentFunction(solve, ("base_url", "api_key")), ["ab<end>"])
     (error,) = errors
     assert sentence in error.message and error.param == param
     assert isinstance(result, TrajectoryScored), "a program may correct its call"
@@ -354,7 +357,7 @@ async def test_a_body_that_is_no_request_is_refused(stage, body):
         ):
             replies.append((reply.status, json.loads(await reply.read())["error"]["message"]))
 
-    await stage.play(AgentProgram(solve, ("base_url", "api_key")), [])
+    await stage.play(AgentFunction(solve, ("base_url", "api_key")), [])
     ((status, message),) = replies
     assert status == 400 and "the body is no request of chat completions" in message
 
@@ -558,3 +561,82 @@ def test_a_program_gets_what_it_names(name, arguments):
 def test_what_is_no_program_is_refused_by_name(reference, sentence):
     with pytest.raises(ValueError, match=sentence):
         load_program(TaskAgent(function=reference), "a")
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+CURL = """
+import json, os, sys, urllib.request
+body = {"messages": [{"role": "user", "content": sys.argv[1]}]}
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+opener.open(urllib.request.Request(url, json.dumps(body).encode(), headers)).read()
+"""
+
+
+def python(program, *words):
+    return AgentCommand([sys.executable, "-I", "-S", "-c", program.replace("{", "{{").replace("}", "}}"), *words])
+
+
+@pytest.mark.parametrize(
+    ("prints", "reward"),
+    [("", 2.0), ("print('four')", 4.0), ("print(json.load(open('row.json'))['seed'] + 10)", 2.0)],
+)
+async def test_a_command_prints_the_text_to_score(stage, prints, reward):
+    result = await stage.play(python(CURL + prints, "say {question}"), ["ab<end>"])
+    assert isinstance(result, TrajectoryScored) and result.reward == reward
+    assert stage.contexts == ["<user>say hi<end>\n<assistant>"]
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("sys.stderr.write('first\\nno idea\\n'); sys.exit(3)", "exited with code 3: no idea"),
+        ("os.kill(os.getpid(), 9)", "was ended by signal 9"),
+        ("print('x' * (1 << 20))", "printed more than 1,048,576 bytes; let it print less"),
+    ],
+)
+async def test_a_command_that_fails_is_the_reason_of_its_sample(stage, program, reason):
+    result = await stage.play(python(f"{CURL}\n{program}", "hi"), ["ab<end>"])
+    assert isinstance(result, TrajectoryFailed) and result.reason == f"its agent {sys.executable} {reason}"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [(["/no/such/program"], "cannot be started: "), ([sys.executable, "{other}"], "there is no column 'other'")],
+)
+async def test_a_command_that_cannot_be_started_fails_its_sample(stage, words, reason):
+    result = await stage.play(AgentCommand(words), [])
+    assert isinstance(result, TrajectoryFailed) and reason in result.reason
+
+
+async def test_a_command_gets_no_token_of_the_job_and_an_empty_directory(stage, monkeypatch):
+    for name in ("RLJOB_TOKEN", "RLJOB_REWARD_TOKEN_FILE"):
+        monkeypatch.setenv(name, "secret")
+    seen = "print([n for n in os.environ if 'TOKEN' in n], os.listdir(), os.environ['RLJOB_AGENT_SEED'].isdigit())"
+    await stage.play(python(CURL + seen, "hi"), ["ab<end>"])
+    assert stage.reward.items[0].completion == "[] ['row.json'] True"
+
+
+async def test_the_processes_of_a_command_end_with_its_sample(stage, tmp_path):
+    """A cancelled sample kills the command and its child, which holds a lock until then."""
+    lock = tmp_path / "lock"
+    lock.touch()
+    program = (
+        f"import fcntl, os, time\nfile = open({str(lock)!r})\nfcntl.flock(file, fcntl.LOCK_EX)\nchild = os.fork()\n"
+        f"if child: {CURL.strip().replace(chr(10), '; ')}\ntime.sleep(3600)"
+    )
+    sent = stage.start(python(program, "hi"))
+    await sent.get()
+    with lock.open() as file:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        stage.trajectory.cancel()
+        await asyncio.to_thread(fcntl.flock, file, fcntl.LOCK_EX)
+
+
+def test_a_command_that_does_not_exist_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"a\.command\[0\]: there is no program no-such-agent; install it where"):
+        load_program(TaskAgent(command=["no-such-agent"]), "a")
+    assert load_program(TaskAgent(command=["sh", "{question}"]), "a") == AgentCommand(["sh", "{question}"])

@@ -111,6 +111,11 @@ GOOD = [
         (f"spec.environments=[{{name: maze, template: {_TEMPLATE}, local: {{command: [serve]}}}}]",),
         "",
     ),
+    Case(
+        "an agent with a command",
+        ("spec.tasks[0].agent={command: [solve, '{question}', '{{}}']}", "spec.tasks[0].loop=agent"),
+        "",
+    ),
     Case("an agent without a reward", (*_AGENT, "spec.tasks[0].reward=null"), ""),
     Case("a reward service outside the job", ("spec.rewards=[{name: exact, url: 'http://scores.example:80/x'}]",), ""),
     Case(
@@ -286,6 +291,28 @@ FIELDS = [
         "an agent with a prompt",
         (*_AGENT, "spec.tasks[0].prompt='{question}'"),
         "the agent writes the messages itself; remove",
+    ),
+    Case(
+        "an agent without a program",
+        (*_AGENT, "spec.tasks[0].agent={}"),
+        "give exactly one of function, command",
+    ),
+    Case(
+        "an agent with two programs",
+        (*_AGENT, "spec.tasks[0].agent.command=[solve]"),
+        "give exactly one of function, command",
+    ),
+    Case(
+        "an agent with a command and no reward",
+        ("spec.tasks[0].agent={command: [solve]}", "spec.tasks[0].loop=agent", "spec.tasks[0].reward=null"),
+        "required for an agent with a command, which returns no reward",
+    ),
+    Case(
+        "an agent whose command has an invalid template",
+        ("spec.tasks[0].agent={command: [solve, '{a.b}']}", "spec.tasks[0].loop=agent"),
+        "agent.command[1]: {a.b} is not a column name",
+        "",
+        MANY,
     ),
     Case(
         "an agent of an invalid reference",

@@ -472,7 +472,7 @@ def loops(job: RLJob, storage: Path) -> Any:
 def programs(job: RLJob, storage: Path) -> Any:
     """Return the agent program of each task that has one."""
     return {
-        task: program.function.__name__
+        task: getattr(program, "words", None) or program.function.__name__
         for task, program in prepare(environment(job, storage), find_readers(job)).agents.items()
     }
 

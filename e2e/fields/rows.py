@@ -259,6 +259,9 @@ ROWS: dict[str, Outcome] = {
     "spec.tasks.environment.observation": Shows(c.acting, "then {observation}", IN_LAKE),
     "spec.tasks.environment.onContextLimit": Shows(c.acting, "fail", IN_LAKE),
     "spec.tasks.agent.function": Shows(c.programs, "e2e.fakes.agents:ask_twice", IN_AGENT),
+    "spec.tasks.agent.command": Shows(
+        c.programs, ["sh", "-c", "true"], IN_AGENT, ("spec.tasks[0].agent.function=null",)
+    ),
     "spec.tasks.reward": Shows(
         c.requested,
         "far",

@@ -37,6 +37,26 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def test_for_an_agent_the_chat_template_writes_the_prompts_of_the_warm_up(tmp_path: Path) -> None:
+    fields = task().model_dump(by_alias=True) | {
+        "prompt": None,
+        "loop": "agent",
+        "agent": {"function": "examples.agents.second_look:solve"},
+    }
+    acting = Task.model_validate(fields)
+    example.build(tmp_path / "model", acting, seed=3, recipe=TINY)
+    chat = [
+        {"role": "user", "content": "2 + 2 ="},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "?"},
+    ]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert text == f"2 + 2 =\n4{example.END}?\n"
+    problem = next(example_problems.draw_problems(acting, seed=1))
+    assert problem.prompt.endswith(f": {problem.expression} =\n")
+
+
 @pytest.mark.parametrize(
     "expression, working",
     [

@@ -52,6 +52,18 @@ def task_rules() -> Iterator[CelRule]:
         ".agent",
     )
     yield CelRule(
+        "spec.tasks[].agent",
+        f"{given(('function', 'command'))}.exists_one(given, given)",
+        "give exactly one of function, command",
+    )
+    yield CelRule(
+        "spec.tasks[]",
+        "!has(self.agent) || !has(self.agent.command) || has(self.reward) || has(self.rewardColumn) "
+        "|| self.moreRewards.size() > 0",
+        "required for an agent with a command, which returns no reward; name one of rewards",
+        ".reward",
+    )
+    yield CelRule(
         "spec.tasks[]",
         "!has(self.agent) || !(self.loop in ['single_turn', 'environment'])",
         "starts no agent; set loop: agent",

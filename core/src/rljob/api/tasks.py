@@ -141,12 +141,16 @@ class TaskEnvironment(Model):
 
 
 class TaskAgent(Model):
-    """The agent program of a task. The model answers the requests that the program sends to an endpoint compatible
-    with OpenAI's API."""
+    """The agent program of a task, started once for each sample: a function or a command. The model answers the
+    requests that the program sends to an endpoint compatible with OpenAI's API."""
 
-    function: Reference
-    """`module:function` of your own package, started once for each sample. It gets those of `base_url`, `api_key`,
-    `row` and `seed` that it names, and returns None, a reward, or the text that the task's reward scores."""
+    function: Reference | None = None
+    """`module:function` of your own package. It gets those of `base_url`, `api_key`, `row` and `seed` that it names,
+    and returns None, a reward, or the text that the task's reward scores."""
+    command: Annotated[list[Text], Field(min_length=1, max_length=64)] | None = None
+    """A program and its arguments, in which {column} is replaced by the value of a column. It gets OPENAI_BASE_URL,
+    OPENAI_API_KEY and RLJOB_AGENT_SEED, and the row in the file row.json of its working directory. What it prints is
+    the text that the task's reward scores; if it prints nothing, the last answer is."""
 
 
 class TaskGroupFilter(Model):

@@ -255,6 +255,17 @@ def _task_agent(path: str, task: Task) -> Iterator[str]:
         if task.loop == "agent":
             yield f"{path}.agent: the loop agent needs one; name its program, or set another loop"
         return
+    forms = [name for name, value in task.agent if value is not None]
+    if len(forms) != 1:
+        cause = f"{' and '.join(forms)} are given" if forms else "no program is given"
+        yield f"{path}.agent: {cause}; give exactly one of function, command"
+    for i, word in enumerate((task.agent.command or [])[1:], 1):
+        try:
+            columns_of(word)
+        except ValueError as error:
+            yield f"{path}.agent.command[{i}]: {error}"
+    if task.agent.command is not None and not task.scored:
+        yield f"{path}.reward: required for an agent with a command, which returns no reward; name one of rewards"
     if task.loop in ("single_turn", "environment"):
         yield f"{path}.loop: {task.loop} starts no agent; set loop: agent"
     if task.environment is not None:

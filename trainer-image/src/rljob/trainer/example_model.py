@@ -35,6 +35,11 @@ from rljob.trainer.example_problems import draw_problems, make_examples
 log = logging.getLogger(__name__)
 
 END = "<|endoftext|>"
+CHAT = (
+    "{% for message in messages %}{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}" + END + "{% else %}{{ '\\n' }}{% endif %}{% endfor %}"
+)
+"""Chat template for a task with an agent: a message of the user is a prompt of the quickstart."""
 TOKENIZER_ENTRIES = 315
 BYTES = 257
 """Entries of a tokenizer without merges: bytes and END. In an environment every symbol is one token."""
@@ -199,6 +204,8 @@ def build(directory: Path, task: Task, seed: int, recipe: Recipe | None = None) 
     working = examples[: min(4000, recipe.working_steps * recipe.batch)]
     texts = [text.removesuffix(END) for segments in working for text, _ in segments]
     tokenizer = train_tokenizer(texts, TOKENIZER_ENTRIES if task.environment is None else BYTES)
+    if task.agent is not None:
+        tokenizer.chat_template = CHAT
     model = make_model(tokenizer.eos_token_id)
 
     draft = directory.with_name(f".{directory.name}.draft")

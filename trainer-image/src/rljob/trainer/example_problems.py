@@ -45,6 +45,7 @@ SUMS = ReasoningGym(
 
 def draw_problems(task: Task, seed: int) -> Iterator[Problem]:
     """Yield problems that are not held out: the task's, or :data:`SUMS` with the default prompt if its data is a file.
+    An agent gets the default prompt too.
 
     Raises:
         ValueError: the task is a chat or of another kind than chain_sum.
@@ -52,7 +53,7 @@ def draw_problems(task: Task, seed: int) -> Iterator[Problem]:
     gym, template = task.data.reasoning_gym or SUMS, task.prompt
     if gym.dataset != "chain_sum":
         raise ValueError(f"task {task.name!r} is {gym.dataset!r}; this initializer teaches chain_sum only")
-    if task.data.reasoning_gym is None:
+    if task.data.reasoning_gym is None or task.agent is not None:
         template = DEFAULT_PROMPT
     if template is None:
         raise ValueError(f"task {task.name!r} is a chat; this initializer teaches plain prompts only")

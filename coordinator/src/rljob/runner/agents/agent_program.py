@@ -1,23 +1,31 @@
-"""The program of an agent: a function of a user's package, which is started once for each sample."""
+"""The program of an agent, which is started once for each sample: a function of a user's package, or a command."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rljob.api.extensions import is_async, load
 from rljob.api.tasks import TaskAgent
+from rljob.runner.agents.agent_command import AgentCommand, check_program
 
 ARGUMENTS = ("base_url", "api_key", "row", "seed")
 
 
+class AgentProgram(Protocol):
+    """A program that can be started."""
+
+    async def run(self, base_url: str, api_key: str, row: Mapping[str, Any], seed: int) -> Any:
+        """Run the program; return None, a reward, or a text."""
+
+
 @dataclass(frozen=True)
-class AgentProgram:
-    """A program that can be started.
+class AgentFunction:
+    """A function of a user's package.
 
     Args:
         function: of the user.
@@ -27,13 +35,10 @@ class AgentProgram:
     function: Callable[..., Any]
     arguments: tuple[str, ...]
 
-    async def run(self, **given: Any) -> Any:
-        """Run the program and return what it returns. A function that is not async runs in a thread of its own. A
-        thread cannot be ended: if this call is cancelled, its next call of the model is refused.
-
-        Args:
-            given: a value for each of :data:`ARGUMENTS`.
-        """
+    async def run(self, base_url: str, api_key: str, row: Mapping[str, Any], seed: int) -> Any:
+        """Call the function and return what it returns. If it is not async, it runs in a thread of its own. A thread
+        cannot be ended: if this call is cancelled, the function's next call of the model is refused."""
+        given = {"base_url": base_url, "api_key": api_key, "row": row, "seed": seed}
         arguments = {name: given[name] for name in self.arguments}
         if is_async(self.function):
             return await self.function(**arguments)
@@ -48,8 +53,12 @@ def load_program(agent: TaskAgent, field: str) -> AgentProgram:
         field: its path, for errors.
 
     Raises:
-        ValueError: the function cannot be imported, or has a parameter that no agent gets.
+        ValueError: the function cannot be imported, or has a parameter that no agent gets; or there is no such command.
     """
+    if agent.command is not None:
+        check_program(agent.command[0], f"{field}.command[0]")
+        return AgentCommand(agent.command)
+    assert agent.function is not None, "an agent has a function or a command"
     function: Any = load({}, agent.function, f"{field}.function")
     if isinstance(function, type) or not callable(function):
         raise ValueError(f"{field}.function: {agent.function} is not a function; define it as async def")
@@ -64,7 +73,7 @@ def load_program(agent: TaskAgent, field: str) -> AgentProgram:
                 f"{field}.function: {agent.function} has the parameter {parameter.name}; an agent gets "
                 f"{', '.join(ARGUMENTS)}, each by its name"
             )
-    return AgentProgram(function, tuple(taken))
+    return AgentFunction(function, tuple(taken))
 
 
 async def _in_thread(function: Callable[[], Any]) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rljob.protocol.messages import LeaseTrajectory
+from rljob.runner.agents.agent_command import AgentProcessError
 from rljob.runner.agents.agent_endpoint import AgentEndpoint
 from rljob.runner.agents.agent_program import AgentProgram
 from rljob.runner.agents.agent_session import AgentSession
@@ -73,6 +74,8 @@ class LeasedAgent:
                 row=self._row,
                 seed=sample_seed(self._runtime.seed, self._lease),
             )
+        except AgentProcessError as failed:
+            error = str(failed)
         except (Exception, SystemExit) as raised:  # a program may raise anything; only its sample fails
             log.warning("the agent of sample %s failed", self._lease.sample, exc_info=True)
             error = f"its agent raised {type(raised).__name__}: {raised}"
