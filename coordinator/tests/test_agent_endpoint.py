@@ -402,6 +402,24 @@ async def test_a_cancelled_trajectory_ends_the_session_of_its_program(stage):
     assert sent.empty()
 
 
+async def test_a_program_that_ignores_its_cancellation_calls_no_more(stage):
+    refused = asyncio.get_running_loop().create_future()
+
+    async def solve(base_url, api_key, row, seed):
+        try:
+            await asking(ASK)(base_url, api_key, row, seed)
+        except asyncio.CancelledError:
+            try:
+                await asking(ASK)(base_url, api_key, row, seed)
+            except openai.AuthenticationError as error:
+                refused.set_result(str(error))
+
+    sent = stage.start(solve)
+    await sent.get()
+    stage.trajectory.cancel()
+    assert "of no agent that runs" in await refused
+
+
 # --- calls that continue no other one ---------------------------------------------------------------------------------
 
 

@@ -145,7 +145,7 @@ class AgentSession:
         return self._last.prompt + answered + tokens_after_answer(self._encoder, self._stop, after, answered)
 
     def _check_continued(self, messages: list[CallMessage]) -> None:
-        """Check that messages continue those of the last turn.
+        """Check that messages continue those of the last turn. The last of them is not the assistant's, so it is new.
 
         Raises:
             RefusedCallError: they do not; the sample has failed.
@@ -156,8 +156,6 @@ class AgentSession:
                 raise self._fail(
                     f"call {self.turns + 1} does not continue call {self.turns} and its answer: message {i} {what}"
                 )
-        if len(messages) == len(self._messages):
-            raise self._fail(f"call {self.turns + 1} has no message after the answer of call {self.turns}")
 
     def _fail(self, cause: str) -> RefusedCallError:
         self.failure = f"{cause}; a sample is one conversation: append messages to it, one call at a time"
