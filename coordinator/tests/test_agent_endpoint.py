@@ -378,6 +378,20 @@ async def test_a_key_is_valid_while_its_program_runs(stage):
     assert caught.value.code == "invalid_api_key" and len(stage.requests) == 1
 
 
+@pytest.mark.parametrize("header", ["fixed", "the key of another one"])
+async def test_the_key_may_be_in_the_path(stage, header):
+    async def solve(base_url, api_key, row, seed):
+        url = base_url.replace("/v1", f"/sessions/{api_key}/v1")
+        with pytest.raises(openai.AuthenticationError):
+            await asking(ASK)(url.replace(api_key, "guess"), "fixed", row, seed)
+        await asking(ASK)(url, header, row, seed)
+        async with client(url, header) as model:
+            assert [each.id for each in (await model.models.list()).data] == ["policy"]
+
+    result = await stage.play(solve, ["ab<end>"])
+    assert isinstance(result, TrajectoryScored) and result.turns == 1
+
+
 async def test_other_routes_are_refused_in_the_shape_of_openai(stage):
     async with client(stage.endpoint.url, "x") as model:
         with pytest.raises(openai.NotFoundError, match="there is no POST /v1/embeddings; use POST /v1/chat"):

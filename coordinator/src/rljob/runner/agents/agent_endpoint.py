@@ -6,6 +6,7 @@ Each program has a key of its own, which selects its sample; it ends with the pr
 from __future__ import annotations
 
 import asyncio
+import resource
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,8 +26,12 @@ from rljob.runner.agents.refused_call import RefusedCallError
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 16 << 20
+MOST_CONNECTIONS = 4096
+"""Without a key in the header: programs may have it in the path."""
 IDLE_SECONDS = 600
 """Clients keep connections. If the server closed one while a client sends a request, the client would send it again."""
+MOST_DESCRIPTORS = 65_536
+"""The limit of the process is raised to this number, if it may be: both ends of a connection may be in this process."""
 COMMENT_SECONDS = 10.0
 """Between two comments in a stream whose answer is not complete."""
 
@@ -38,7 +43,7 @@ class AgentEndpoint:
         self._sessions: dict[str, AgentSession] = {}
         self._server = HttpServer(
             self._app(),
-            HttpLimits(body_bytes=MAX_BODY_BYTES, idle_seconds=IDLE_SECONDS),
+            HttpLimits(body_bytes=MAX_BODY_BYTES, idle_seconds=IDLE_SECONDS, connections=MOST_CONNECTIONS),
             self._is_key,
             host=HOST,
             port=0,
@@ -50,6 +55,8 @@ class AgentEndpoint:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[AgentEndpoint]:
         """Serve; ``url`` is the base URL for clients."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MOST_DESCRIPTORS)), hard))
         serving = asyncio.create_task(self._server.serve())
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
@@ -82,15 +89,18 @@ class AgentEndpoint:
 
     def _app(self) -> FastAPI:
         app = FastAPI(title="rljob agents", docs_url=None, redoc_url=None, openapi_url=None)
-        app.add_route("/v1/chat/completions", self._chat, methods=["POST"])
-        app.add_route("/v1/models", self._models, methods=["GET"])
+        for prefix in ("", "/sessions/{key}"):
+            app.add_route(f"{prefix}/v1/chat/completions", self._chat, methods=["POST"])
+            app.add_route(f"{prefix}/v1/models", self._models, methods=["GET"])
         app.add_route("/{path:path}", self._unknown, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
         refuse: ExceptionHandler = _refuse
         app.add_exception_handler(RefusedCallError, refuse)
         return app
 
     def _session(self, request: Request) -> AgentSession:
+        """Return the session of the key in the header, or in the path for programs that set another key."""
         session = self._sessions.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+        session = session or self._sessions.get(request.path_params.get("key", ""))
         if session is None:
             raise RefusedCallError(
                 "the API key is of no agent that runs; use the one that the agent got, until it ends",
