@@ -12,6 +12,7 @@ import aiohttp
 import httpx
 import openai
 import pytest
+import uvloop
 
 from rljob.api.tasks import Task, TaskAgent
 from rljob.protocol.messages import LeaseTrajectory, TrajectoryFailed, TrajectoryScored, TurnTokens
@@ -666,6 +667,12 @@ async def test_the_processes_of_a_command_end_with_its_sample(stage, tmp_path):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         stage.trajectory.cancel()
         await asyncio.to_thread(fcntl.flock, file, fcntl.LOCK_EX)
+
+
+def test_a_command_runs_in_the_event_loop_of_the_runner():
+    command = AgentCommand(["sh", "-c", "echo $OPENAI_BASE_URL $OPENAI_API_KEY; sleep 3600 >&- 2>&- & echo $0", "{q}"])
+    printed = uvloop.run(command.run(base_url="http://a/v1", api_key="k", row={"q": "é"}, seed=1))
+    assert printed == "http://a/v1 k\né"
 
 
 def test_a_command_that_does_not_exist_is_refused_by_name():
