@@ -77,7 +77,8 @@ class AgentSession:
         self.completion = ""  # the last answer
         self.finish = ""
         self.context_limit = False
-        self.failure = ""
+        self.failure = ""  # reason of the failed sample
+        self.failed = asyncio.Event()
 
     async def complete(self, call: ChatCall, body: bytes, repeated: bool) -> Answer:
         """Return the answer to a call. A repeated one gets the answer of the first, also while it is generated.
@@ -95,7 +96,7 @@ class AgentSession:
             if self.failure:
                 raise RefusedCallError(self.failure)
             if self._call is not None and not self._call.done():
-                raise self._fail(f"call {self.turns + 1} was made before the answer of call {self.turns}")
+                raise self._fork(f"call {self.turns + 1} was made before the answer of call {self.turns}")
             self._body, self._call = digest, asyncio.create_task(self._answer(call))
         try:
             return await asyncio.shield(self._call)  # a client that disconnects does not end the turn
@@ -120,8 +121,7 @@ class AgentSession:
         try:
             turn = await self._generator.generate(context, call.max_tokens, call.stop)
         except TrajectoryError as error:
-            self.failure = str(error)
-            raise RefusedCallError(self.failure) from error
+            raise self._fail(str(error)) from error
         self._last = turn
         self.completion, self.finish = self._generator.answer(turn), turn.finish
         self._messages = [*call.messages, CallMessage("assistant", self.completion)]
@@ -153,13 +153,18 @@ class AgentSession:
         for i, known in enumerate(self._messages):
             if i >= len(messages) or not known.same(messages[i]):
                 what = "is missing" if i >= len(messages) else "differs"
-                raise self._fail(
+                raise self._fork(
                     f"call {self.turns + 1} does not continue call {self.turns} and its answer: message {i} {what}"
                 )
 
-    def _fail(self, cause: str) -> RefusedCallError:
-        self.failure = f"{cause}; a sample is one conversation: append messages to it, one call at a time"
-        return RefusedCallError(self.failure, param="messages")
+    def _fork(self, cause: str) -> RefusedCallError:
+        return self._fail(f"{cause}; a sample is one conversation: append messages to it, one call at a time")
+
+    def _fail(self, reason: str) -> RefusedCallError:
+        """Fail the sample; return the reply to the call."""
+        self.failure = reason
+        self.failed.set()
+        return RefusedCallError(reason, param="messages")
 
     def _limited(self, tokens: int) -> Answer:
         """Return the answer to a call whose context leaves no room for one. It is no turn."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import numbers
 from collections.abc import Callable
@@ -65,24 +66,19 @@ class LeasedAgent:
         if self._key:
             raise TrajectoryError("the loop runs its agent twice; a trajectory has one run of it")
         session, self._key = self._session, self._runtime.endpoint.begin(self._session)
-        error = ""
-        result: Any = None
+        program = asyncio.create_task(self._play())
+        failing = asyncio.create_task(session.failed.wait())
         try:
-            result = await self._runtime.program.run(
-                base_url=self._runtime.endpoint.url,
-                api_key=self._key,
-                row=self._row,
-                seed=sample_seed(self._runtime.seed, self._lease),
-            )
-        except AgentProcessError as failed:
-            error = str(failed)
-        except (Exception, SystemExit) as raised:  # a program may raise anything; only its sample fails
-            log.warning("the agent of sample %s failed", self._lease.sample, exc_info=True)
-            error = f"its agent raised {type(raised).__name__}: {raised}"
+            await asyncio.wait({program, failing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.end()
-        if session.failure or error:  # the program may go on after a call that failed its sample, or raise its error
-            raise TrajectoryError(session.failure or error)
+            failing.cancel()
+            program.cancel()  # it may ignore this, so nothing waits for it
+        if session.failure:  # also if the program has caught the error of the call
+            raise TrajectoryError(session.failure)
+        result, error = program.result()
+        if error:
+            raise TrajectoryError(error)
         if not session.turns:
             cause = "its first call leaves no room in maxModelLength" if session.context_limit else "it made no call"
             raise TrajectoryError(f"its agent has no answer of the model: {cause}")
@@ -92,6 +88,22 @@ class LeasedAgent:
         """End the session: later calls of the program are refused. Without a session, do nothing."""
         if self._key:
             self._runtime.endpoint.end(self._key)
+
+    async def _play(self) -> tuple[Any, str]:
+        """Run the program; return its result, and the reason for which it failed, or an empty text."""
+        try:
+            result = await self._runtime.program.run(
+                base_url=self._runtime.endpoint.url,
+                api_key=self._key,
+                row=self._row,
+                seed=sample_seed(self._runtime.seed, self._lease),
+            )
+        except AgentProcessError as error:
+            return None, str(error)
+        except (Exception, SystemExit) as error:  # a program may raise anything; only its sample fails
+            log.warning("the agent of sample %s failed", self._lease.sample, exc_info=True)
+            return None, f"its agent raised {type(error).__name__}: {error}"
+        return result, ""
 
     def _begin(self, text: str, token_ids: bytes) -> None:
         self._set_prompt(Prompt(self._row, text, token_ids))
