@@ -24,8 +24,14 @@ SOURCES = {
 }
 EVERYWHERE = "core/src/rljob/protocol"
 VARIABLE = re.compile(r"RLJOB_[A-Z]+(?:_[A-Z]+)*")
-ELSEWHERE = {"RLJOB_TOKEN", "RLJOB_LOG_LEVEL", "RLJOB_SERVICE_ACCOUNT", "RLJOB_SGLANG_PYTHON", "RLJOB_SGLANG_KEY"}
-"""Of `rljob run`; for a person's template; for tests; of the agent to the server that it starts."""
+ELSEWHERE = {
+    "RLJOB_TOKEN",  # of `rljob run`
+    "RLJOB_LOG_LEVEL",  # for a person's template
+    "RLJOB_SERVICE_ACCOUNT",  # for tests
+    "RLJOB_SGLANG_PYTHON",  # for tests
+    "RLJOB_SGLANG_KEY",  # of an engine's agent to the server that it starts
+    "RLJOB_AGENT_SEED",  # of the runner to the command of a task's agent
+}
 OF_THE_TRAINER = {"RLJOB_NODES", "RLJOB_NODE_RANK", "RLJOB_MASTER", "RLJOB_RENDEZVOUS_ID"}
 """Read in the trainer's sources, but not by the initializer, which is there too; and the other way round."""
 OF_THE_INITIALIZER = {"RLJOB_SEED"}
