@@ -595,6 +595,7 @@ def test_a_function_needs_an_image_with_its_package_and_runs_rljob_s_service_in_
         ("trainer", "algorithm.correction"),
         ("trainer", "trainer.backend"),
         ("runner", "tasks[0].loop"),
+        ("runner", "tasks[0].agent.function"),
         ("rewards[0]", "rewards[0].function"),
         ("environments[0]", "environments[0].function"),
         ("rollouts[0]", "rollouts[0].engine"),
@@ -606,6 +607,8 @@ def test_code_of_a_user_needs_an_image_in_the_template_of_its_role(manifest, rol
     override(manifest, f"spec.rewards[0].{template}")
     override(manifest, 'spec.environments=[{name: lake, function: "acme:code"}]')
     override(manifest, f"spec.environments[0].{template}")
+    if "agent" in field:
+        override(manifest, "spec.tasks[0].loop=agent")
     override(manifest, f'spec.{field}="acme:code"')
     if role in ("rewards[0]", "environments[0]"):
         override(manifest, f"spec.{role}.template=null")

@@ -68,7 +68,12 @@ def _user_code(job: RLJob) -> Iterator[str]:
     trainer = {f"algorithm.{name}": getattr(spec.algorithm, name) for name in FUNCTIONS}
     trainer["trainer.backend"] = spec.trainer.backend
     uses = [("trainer", spec.trainer.template, field, value) for field, value in trainer.items()]
-    uses += [("runner", spec.runner.template, f"tasks[{i}].loop", task.loop) for i, task in enumerate(spec.tasks)]
+    for i, task in enumerate(spec.tasks):
+        agent = None if task.agent is None else task.agent.function
+        uses += [
+            ("runner", spec.runner.template, f"tasks[{i}].loop", task.loop),
+            ("runner", spec.runner.template, f"tasks[{i}].agent.function", agent),
+        ]
     for field, service in spec.services.items():
         uses.append((field, service.template, f"{field}.function", service.function))
     for i, pool in enumerate(spec.rollouts):
