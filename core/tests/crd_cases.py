@@ -318,6 +318,8 @@ FIELDS = [
         "an agent of an invalid reference",
         (*_AGENT, "spec.tasks[0].agent.function=solve"),
         "must be module:attribute of your own package",
+        "should match",
+        SCHEMA,
     ),
     Case(
         "an environment with two forms",
