@@ -67,7 +67,12 @@ async def test_after_a_kill_at_any_write_the_next_operator_converges_to_the_same
         await here.drop_lease()
         jobs = await here.uids("Job")
         async with here.operator() as second:
-            await here.wait_until_ready()
+            try:
+                await here.wait_until_ready()
+            except AssertionError as error:
+                raise AssertionError(
+                    f"killed at write {at}: {first.client.last}; {error}; {await here.rendered_state()}"
+                ) from error
             await second.idle(quiet=0.5)
 
             async def same() -> bool:
