@@ -45,42 +45,7 @@ def task_rules() -> Iterator[CelRule]:
         "the loop environment needs one; name one of environments, or set another loop",
         ".environment",
     )
-    yield CelRule(
-        "spec.tasks[]",
-        "self.loop != 'agent' || has(self.agent)",
-        "the loop agent needs one; name its program, or set another loop",
-        ".agent",
-    )
-    yield CelRule(
-        "spec.tasks[].agent",
-        f"{given(('function', 'command'))}.exists_one(given, given)",
-        "give exactly one of function, command",
-    )
-    yield CelRule(
-        "spec.tasks[]",
-        "!has(self.agent) || !has(self.agent.command) || has(self.reward) || has(self.rewardColumn) "
-        "|| self.moreRewards.size() > 0",
-        "required for an agent with a command, which returns no reward; name one of rewards",
-        ".reward",
-    )
-    yield CelRule(
-        "spec.tasks[]",
-        "!has(self.agent) || !(self.loop in ['single_turn', 'environment'])",
-        "starts no agent; set loop: agent",
-        ".loop",
-    )
-    yield CelRule(
-        "spec.tasks[]",
-        "!has(self.agent) || !has(self.environment)",
-        "a task has an environment or an agent; remove one of them",
-        ".environment",
-    )
-    yield CelRule(
-        "spec.tasks[]",
-        "!has(self.agent) || !has(self.prompt) && !has(self.messages) && !has(self.messagesColumn)",
-        "the agent writes the messages itself; remove prompt, messages and messagesColumn",
-        ".agent",
-    )
+    yield from _agent_rules()
     yield CelRule(
         "spec.tasks[].sampling",
         "self.minTokens < self.maxTokens",
@@ -130,6 +95,46 @@ def task_rules() -> Iterator[CelRule]:
         "spec.tasks[].prompt",
         rf"self.matches(r'^([^{{}}]|{_BRACES})*(\{{[^{{]|[{{}}]$)')",
         "the template names no column; put {question} where the problem goes",
+    )
+
+
+def _agent_rules() -> Iterator[CelRule]:
+    """Yield the rules of a task's agent program."""
+    yield CelRule(
+        "spec.tasks[]",
+        "self.loop != 'agent' || has(self.agent)",
+        "the loop agent needs one; name its program, or set another loop",
+        ".agent",
+    )
+    yield CelRule(
+        "spec.tasks[].agent",
+        f"{given(('function', 'command'))}.exists_one(given, given)",
+        "give exactly one of function, command",
+    )
+    yield CelRule(
+        "spec.tasks[]",
+        "!has(self.agent) || !has(self.agent.command) || has(self.reward) || has(self.rewardColumn) "
+        "|| self.moreRewards.size() > 0",
+        "required for an agent with a command, which returns no reward; name one of rewards",
+        ".reward",
+    )
+    yield CelRule(
+        "spec.tasks[]",
+        "!has(self.agent) || !(self.loop in ['single_turn', 'environment'])",
+        "starts no agent; set loop: agent",
+        ".loop",
+    )
+    yield CelRule(
+        "spec.tasks[]",
+        "!has(self.agent) || !has(self.environment)",
+        "a task has an environment or an agent; remove one of them",
+        ".environment",
+    )
+    yield CelRule(
+        "spec.tasks[]",
+        "!has(self.agent) || !has(self.prompt) && !has(self.messages) && !has(self.messagesColumn)",
+        "the agent writes the messages itself; remove prompt, messages and messagesColumn",
+        ".agent",
     )
 
 
