@@ -9,7 +9,8 @@ of each run is a figure of its own. Ratios are medians of the pairs.
 
 - ``quickstart``: the task of examples/quickstart.yaml, whose model is made once by its initializer's function;
 - ``long_tail``: 26 M parameters; answers have 32 to 1,024 tokens, log-normal, the same for all answers of a prompt. The
-  reward is a bit of the answer's checksum. In rljob each length is a task; in TRL a logits processor ends a row.
+  reward is a bit of the answer's checksum. In rljob each length is a task; in TRL a logits processor ends a row. The
+  model is random, so one token in 2,048 ends an answer earlier.
 
 TRL computes on a CPU without vLLM here: its weight transfer to a vLLM server needs CUDA.
 """
@@ -109,11 +110,11 @@ def long_tail(directory: Path) -> Comparison:
     torch.manual_seed(1)
     config = Qwen2Config(
         vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8,
-        num_key_value_heads=8, max_position_embeddings=2048, tie_word_embeddings=True, eos_token_id=None,
-        bos_token_id=None, pad_token_id=None,
+        num_key_value_heads=8, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
     model = Qwen2ForCausalLM(config)
-    model.generation_config = GenerationConfig(do_sample=True)  # no token ends an answer
+    model.generation_config = GenerationConfig(do_sample=True, eos_token_id=tokenizer.eos_token_id)
     model.save_pretrained(directory / "model")
     tokenizer.save_pretrained(directory / "model")
     lengths, steps, prompts = quantiles(), 6, 8
