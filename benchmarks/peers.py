@@ -1,11 +1,12 @@
 """Steps per second of rljob compared with TRL's GRPOTrainer: the same model, prompts, batch and optimizer.
 
-    python -m benchmarks.peers --json [--tasks quickstart,long_tail] [--repeats 3] [--keep] [--timeout SECONDS]
+    python -m benchmarks.peers --json [--tasks quickstart,long_tail] [--repeats 3,3] [--keep] [--timeout SECONDS]
 
 TRL runs in an environment of its own (requirements/peers.txt), made once in the user's cache. For each task both
-systems train from the same model on problems of the same distribution; they alternate ``--repeats`` times. The first
-steps of a run (`WARM_UP`) are not counted, and neither are the start of the processes and of the engine: the whole time
-of each run is a figure of its own. Ratios are medians of the pairs.
+systems train from the same model on problems of the same distribution; they alternate ``--repeats`` times (one pair of
+runs takes three minutes for the quickstart and half an hour for the long tail, on two cores). The first steps of a run
+(`WARM_UP`) are not counted, and neither are the start of the processes and of the engine: the whole time of each run is
+a figure of its own. Ratios are medians of the pairs.
 
 - ``quickstart``: the task of examples/quickstart.yaml, whose model is made once by its initializer's function;
 - ``long_tail``: 26 M parameters; answers have 32 to 1,024 tokens, log-normal, the same for all answers of a prompt. The
@@ -215,27 +216,37 @@ def _run(ends: list[float], rewards: list[float], seconds: float) -> Run:
     return Run(counted / (ends[-1] - ends[WARM_UP - 1]), statistics.mean(rewards[WARM_UP:]), seconds)
 
 
+def repeats_of(text: str) -> list[int]:
+    """Return the value of --repeats."""
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1, or several, comma-separated")
+    return [int(part) for part in parts]
+
+
 def main() -> None:
     """Compare all tasks and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON (there is no other format)")
     some = f"comma-separated, of {', '.join(TASKS)}"
     parser.add_argument("--tasks", type=names_of(TASKS), default=[*TASKS], help=some)
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each system")
+    each = "runs of each system: one number, or one for each task"
+    parser.add_argument("--repeats", type=repeats_of, default=[3], help=each)
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/peers.json")
     time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
-    if options.repeats < 1:
-        parser.error("--repeats: must be at least 1")
+    if len(options.repeats) not in (1, len(options.tasks)):
+        parser.error(f"--repeats: give one number, or one for each of the {len(options.tasks)} tasks")
+    repeats = options.repeats * (len(options.tasks) if len(options.repeats) == 1 else 1)
     time_limit.limit("benchmarks.peers", options.timeout)
     python = cached_environment("peers", REQUIREMENTS)
     figures: dict[str, Any] = {}
     targets: dict[str, Any] = {}
-    for name in options.tasks:
+    for name, pairs_of_task in zip(options.tasks, repeats, strict=True):
         with tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder:
             comparison = TASKS[name](Path(folder))
             pairs = []
-            for _ in range(options.repeats):
+            for _ in range(pairs_of_task):
                 pairs.append((run_rljob(comparison, Path(folder)), run_peer(comparison, Path(folder), python)))
                 sys.stderr.write(f"{name}: rljob {pairs[-1][0]}, TRL {pairs[-1][1]}\n")
         for system, runs in zip(("rljob", "trl"), zip(*pairs, strict=True), strict=True):
