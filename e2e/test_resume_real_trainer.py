@@ -111,7 +111,7 @@ async def test_a_run_whose_checkpoints_are_lost_resumes_from_s3_bit_for_bit(
             harness.kill("trainer")
         shutil.rmtree(tmp_path / "checkpoints")
         assert await train(tmp_path, uri) == unbroken
-        found = {path.split("/")[2].rpartition("-")[0] for path in files.find("bucket/run")}
+        found = {path.split("/")[3].rpartition("-")[0] for path in files.find("bucket/run")}
     assert found == {f"step-{step:06d}" for step in range(1, STEPS + 1)}
     with LedgerReader(tmp_path) as ledger:
         assert ledger.value("SELECT MIN(step) FROM incarnations WHERE incarnation > 1") > 0

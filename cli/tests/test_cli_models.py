@@ -153,7 +153,7 @@ def copied_run(run, monkeypatch):
         job = json.loads((run.path / "job.json").read_bytes())
         job["spec"]["checkpoints"]["uri"] = "s3://bucket/run"
         (run.path / "job.json").write_text(json.dumps(job))
-        copies = open_copies(run.job().spec)
+        copies = open_copies(run.job().spec, "run-0123456789abcdef")
         for step in (2, 10):
             checkpoint = checkpoints.find(run, step).path
             state = read_state_file(checkpoint)
@@ -233,6 +233,19 @@ def test_a_job_in_a_cluster_exports_from_s3_what_its_storage_lacks(copied_run, t
     assert names(tmp_path / "new/model") == ["config.json", "model.safetensors", "tokenizer.json"]
     assert (tmp_path / "new/model/config.json").read_text() == '"config.json of 10"'
     assert remote_export.export(job, tmp_path / "old", 2) == 2
+
+
+def test_copies_of_another_run_at_the_same_address_are_not_exported(copied_run, tmp_path):
+    files = S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
+    other = "run-ffffffffffffffff"
+    files.copy("bucket/run/run-0123456789abcdef", f"bucket/run/{other}", recursive=True)
+    assert checkpoints.find(copied_run, None).step == 10
+    (record,) = (path for path in files.find(f"bucket/run/{other}") if "step-000010" in path and "trainer.json" in path)
+    files.copy(record.rpartition("/")[0], f"bucket/run/{other}/step-000020-{'0' * 16}", recursive=True)
+    assert checkpoints.find(copied_run, None).step == 10
+    with pytest.raises(CliError, match=rf"has checkpoints of 2 runs \(run-0123456789abcdef, {other}\)"):
+        remote_export.export(remote_job("s3://bucket/run", None), tmp_path / "out", None)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_job_whose_coordinator_has_gone_exports_from_s3(copied_run, tmp_path):

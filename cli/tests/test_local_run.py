@@ -302,13 +302,14 @@ def test_a_run_rejected_at_its_start_may_restart_with_another_manifest(launcher)
     launcher.components["trainer"] = ["say", "there is no GPU here", "exit", "2"]
     assert launcher.run()[0] == 2
     (launcher.directory / "ledger.sqlite").write_text("of the refused run")
+    (launcher.directory / "run-id").write_text("of the refused run")
     (launcher.directory / "checkpoints/step-000000").mkdir(parents=True)
     launcher.components["trainer"] = ["wait"]
     launcher.answer(SUCCEEDED)
     launcher.program.write_text("#!/bin/sh\nrm -r $1; exec " + launcher.program.read_text().partition("exec ")[2])
     code, _, err = launcher.run("--set", "spec.seed=9")
     assert (code, err) == (0, "")
-    assert not (launcher.directory / "ledger.sqlite").exists()
+    assert not (launcher.directory / "ledger.sqlite").exists() and not (launcher.directory / "run-id").exists()
     assert not (launcher.directory / "checkpoints").exists()
     assert json.loads((launcher.directory / "job.json").read_text())["spec"]["seed"] == 9
     assert len([e for e in launcher.events() if e["subject"] == "initializer" and e["event"] == "started"]) == 2

@@ -15,6 +15,7 @@ from rljob.protocol.checkpoint_copies import CopyError, CopyRefusedError
 from rljob.protocol.checkpoint_record import TrainerState, encode_state, find_damage, hash_file
 from rljob.protocol.s3_checkpoints import S3Checkpoints
 
+RUN, OTHER = "run-0123456789abcdef", "run-ffffffffffffffff"
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "trainer/optimizer.safetensors": b"moments"}
 
 
@@ -31,9 +32,12 @@ class Bucket:
         self.files = S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
         self.name = f"run-{re.sub('[^a-z0-9]', '', directory.name.lower())}"[:60]
         self.files.mkdir(self.name)
-        self.root = f"{self.name}/a/run"
-        self.copies = S3Checkpoints(S3Model(self.name, "a/run"))
+        self.root = f"{self.name}/a/run/{RUN}"
+        self.copies = self.of(RUN)
         self.local = directory / "checkpoints"
+
+    def of(self, run: str) -> S3Checkpoints:
+        return S3Checkpoints(S3Model(self.name, "a/run"), run=run)
 
     def write(self, step: int, value: bytes = b"") -> tuple[Path, TrainerState]:
         directory = self.local / f"step-{step:06d}"
@@ -70,8 +74,8 @@ def test_a_copy_exists_once_its_record_does_and_is_downloaded_as_it_was(bucket, 
     assert bucket.copies.complete() == {} and len(bucket.objects()) == 3
     bucket.copies.finish(directory, state, contextlib.nullcontext())
     (copy,) = bucket.copies.complete().values()
-    assert (copy.step, copy.name) == (20, f"step-000020-{state.digest[:16]}") and copy.is_of(state.digest)
-    assert bucket.objects() == sorted(f"{copy.name}/{name}" for name in (*FILES, "trainer.json"))
+    assert (copy.step, copy.name) == (20, f"{RUN}/step-000020-{state.digest[:16]}") and copy.is_of(state.digest)
+    assert bucket.objects() == sorted(f"{copy.name}/{name}".partition("/")[2] for name in (*FILES, "trainer.json"))
     (tmp_path / "other").mkdir()
     assert bucket.copies.download(copy, tmp_path / "other") == ""
     (restored,) = (tmp_path / "other").iterdir()
@@ -111,6 +115,61 @@ def test_a_copy_replaces_one_of_the_same_step_and_uploads_that_were_given_up(buc
     assert bucket.copies.complete().keys() == {40} and len(bucket.objects()) == len(FILES) + 1
 
 
+def test_runs_with_the_same_address_leave_the_copies_of_each_other_alone(bucket):
+    """Two runs that start at the same time with the same uri, and reach the same steps."""
+    first, second = bucket.copies, bucket.of(OTHER)
+    kept = bucket.copy(20, b"1")
+    directory, uploading = bucket.write(40, b"1")
+    first.upload(directory, uploading, uploading.files)
+    before = bucket.objects()
+    bucket.copies = second
+    assert second.complete() == {}
+    for step in (20, 40):
+        bucket.copy(step, b"2")
+    second.remove([20, 40], contextlib.nullcontext())
+    assert second.complete() == {} and bucket.objects() == before
+    directory, _ = bucket.write(40, b"1")
+    first.finish(directory, uploading, contextlib.nullcontext())
+    assert {step: copy.digest for step, copy in first.complete().items()} == {
+        20: kept.digest[:16],
+        40: uploading.digest[:16],
+    }
+
+
+def test_copies_of_several_runs_are_read_by_the_digests_of_their_records_only(bucket):
+    states = {}
+    for run, value in ((RUN, b"1"), (OTHER, b"2")):
+        bucket.copies = bucket.of(run)
+        states[run] = bucket.copy(20, value)
+        everything = bucket.of("")
+        if run == RUN:
+            assert [copy.run for copy in everything.complete().values()] == [RUN]
+    for run, state in states.items():
+        (copy,) = everything.complete({20: state.digest}).values()
+        assert copy.run == run and copy.is_of(state.digest)
+    assert everything.complete({30: states[RUN].digest}) == {}
+    sentence = rf"^spec.checkpoints.uri: {everything}/ has checkpoints of 2 runs \({RUN}, {OTHER}\), .*; copy a "
+    with pytest.raises(CopyRefusedError, match=sentence):
+        everything.complete()
+
+
+@pytest.mark.parametrize("damage", ["deleted", "truncated"])
+def test_a_record_is_written_only_beside_the_files_that_it_names(bucket, damage):
+    directory, state = bucket.write(20)
+    bucket.copies.upload(directory, state, state.files)
+    path = f"{bucket.root}/step-000020-{state.digest[:16]}/model.safetensors"
+    bucket.files.rm_file(path)
+    if damage == "truncated":
+        bucket.files.pipe_file(path, b"weigh")
+    sentence = rf"^spec.checkpoints.uri: s3://{path} was deleted or changed during the upload"
+    with pytest.raises(CopyError, match=sentence):
+        bucket.copies.finish(directory, state, contextlib.nullcontext())
+    assert bucket.copies.complete() == {}
+    bucket.copies.upload(directory, state, state.files)
+    bucket.copies.finish(directory, state, contextlib.nullcontext())
+    assert bucket.copies.complete().keys() == {20} and bucket.files.cat_file(path) == b"weights"
+
+
 def test_the_record_is_deleted_first(bucket, monkeypatch):
     bucket.copy(20)
 
@@ -143,7 +202,7 @@ def test_another_process_uploads_again_what_may_be_damaged(bucket):
     state = bucket.copy(20)
     path = f"{bucket.root}/step-000020-{state.digest[:16]}/config.json"
     bucket.files.pipe_file(path, b"[]")
-    bucket.copies = S3Checkpoints(S3Model(bucket.name, "a/run"))
+    bucket.copies = bucket.of(RUN)
     bucket.copy(20)
     assert bucket.files.cat_file(path) == b"{}"
     directory, _ = bucket.write(20)
@@ -162,7 +221,7 @@ def test_an_object_whose_name_leaves_its_copy_is_ignored(bucket, tmp_path):
 
 
 def test_each_refusal_is_one_sentence(bucket, monkeypatch):
-    missing = S3Checkpoints(S3Model("no-such-bucket", "run"))
+    missing = S3Checkpoints(S3Model("no-such-bucket", "run"), run=RUN)
     directory, state = bucket.write(20)
     sentence = "^spec.checkpoints.uri: there is no bucket or prefix s3://no-such-bucket/run/; correct it$"
     with pytest.raises(CopyRefusedError, match=sentence):
@@ -171,7 +230,7 @@ def test_each_refusal_is_one_sentence(bucket, monkeypatch):
         missing.complete()
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
     for call in ("complete", "remove"):
-        copies = S3Checkpoints(S3Model(bucket.name, "a/run"))
+        copies = bucket.of(RUN)
         arguments = ([20], contextlib.nullcontext()) if call == "remove" else ()
         with pytest.raises(CopyError, match=r"cannot be reached at http://127.0.0.1:1 .*spec.downloads.s3Endpoint"):
             getattr(copies, call)(*arguments)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -22,11 +24,12 @@ from rljob.trainer.backends.base import SavedState
 from rljob.trainer.checkpoint import CheckpointStore, read_state
 from rljob.trainer.checkpoint_choice import choose_checkpoint
 from rljob.trainer.checkpoint_upload import upload_checkpoint
-from rljob.trainer.errors import SupersededError
+from rljob.trainer.errors import ModelError, NoRoomError, SupersededError
 from rljob.trainer.process_group import World
 
 ALONE = World(0, 1, torch.device("cpu"), None, 0, 1)  # type: ignore[arg-type]
 WAIT_SECONDS = 50
+RUN, OTHER = "run-0123456789abcdef", "run-ffffffffffffffff"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def files(server, monkeypatch):
 
 
 def opened() -> S3Checkpoints:
-    return S3Checkpoints(S3Model("run", "a"))
+    return S3Checkpoints(S3Model("run", "a"), run=RUN)
 
 
 def write(world: World, storage: Path, step: int, removed: list[int] = [], incarnation: int = 1) -> None:  # noqa: B006
@@ -57,7 +60,7 @@ def write(world: World, storage: Path, step: int, removed: list[int] = [], incar
 
 
 def copied(files: S3FileSystem) -> set[str]:
-    return {path.split("/")[2].rpartition("-")[0] for path in files.find("run/a")}
+    return {path.split("/")[3].rpartition("-")[0] for path in files.find("run/a")}
 
 
 def damage(files: S3FileSystem, step: int) -> str:
@@ -96,6 +99,50 @@ def test_copies_are_removed_with_their_checkpoints_and_only_by_the_highest_incar
     assert opened().complete().keys() == {4}
 
 
+def test_the_copies_of_another_run_are_neither_loaded_nor_deleted(tmp_path, files):
+    """A run that was killed after step 4, and a later step of another run below the same address."""
+    write(ALONE, tmp_path / "run", 4)
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    other = S3Checkpoints(S3Model("run", "a"), run=OTHER)
+    checkpoints = CheckpointStore(tmp_path / "other")
+    checkpoints.write(ALONE, TrainerState(6, 6, 1, {}, {}), {}, SavedState({"w": torch.ones(1)}, {}))
+    upload_checkpoint(other, checkpoints, ALONE, 6, 1, [])
+    assert choose_checkpoint(CheckpointStore(tmp_path / "run"), ALONE, opened()).state.step == 4
+    write(ALONE, tmp_path / "run", 6, removed=[4])
+    opened().remove([6], contextlib.nullcontext())  # as a refused start does
+    assert other.complete().keys() == {6} and opened().complete() == {}
+    assert choose_checkpoint(CheckpointStore(tmp_path / "new"), ALONE, opened()).refused == []
+
+
+def test_a_run_keeps_its_id_when_its_checkpoints_are_lost_and_no_other_run_has_it(tmp_path):
+    first = CheckpointStore(tmp_path / "a").run_id()
+    assert CheckpointStore(tmp_path / "a").run_id() == first != CheckpointStore(tmp_path / "b").run_id()
+    shutil.rmtree(tmp_path / "a" / "checkpoints")
+    assert CheckpointStore(tmp_path / "a").run_id() == first
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["checkpoints", "run-id"]
+
+
+@pytest.mark.parametrize("content", [b"", b"run-0", b"run-0123456789abcdeX", b"run-0123456789abcdef/../x", b"\xff"])
+def test_a_damaged_id_of_the_run_is_one_sentence(tmp_path, content):
+    (tmp_path / "run-id").write_bytes(content)
+    with pytest.raises(ModelError, match=rf"^{tmp_path}/run-id is damaged; write into it the name of this run's"):
+        CheckpointStore(tmp_path).run_id()
+
+
+def test_an_id_that_does_not_fit_the_disk_leaves_nothing(tmp_path, monkeypatch):
+    def full(path: Path, *_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(
+            NoRoomError, match=r"^run-id of spec.checkpoints.uri does not fit the disk of .*; make room"
+        ):
+            CheckpointStore(tmp_path).run_id()
+    assert not (tmp_path / "run-id").exists()
+    assert CheckpointStore(tmp_path).run_id().startswith("run-")
+
+
 def of_two_ranks(world: World, storage: Path, other: Path, variables: dict[str, str]) -> tuple[list[str], int | None]:
     """Upload with all ranks, then choose without local files; return the files that this rank uploaded."""
     os.environ.update(variables)  # ranks are forks of a process that started before the server
@@ -103,7 +150,7 @@ def of_two_ranks(world: World, storage: Path, other: Path, variables: dict[str, 
     put = S3FileSystem.put_file
 
     def recorded(self: S3FileSystem, local: str, remote: str) -> None:
-        uploaded.append(remote.split("/", 3)[3])
+        uploaded.append(remote.split("/", 4)[4])
         put(self, local, remote)
 
     S3FileSystem.put_file = recorded

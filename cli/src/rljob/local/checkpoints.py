@@ -88,10 +88,7 @@ def _copies(
     if not missing or directory.running() or (copies := open_copies(directory.job().spec)) is None:
         return None, {}
     with copy_errors():
-        found = copies.complete()
-    return copies, {
-        step: found[step] for step, kept in missing.items() if step in found and found[step].is_of(kept.digest)
-    }
+        return copies, copies.complete({step: kept.digest for step, kept in missing.items()})
 
 
 @contextlib.contextmanager

@@ -57,6 +57,7 @@ MADE_BY_COMPONENTS = (
     "tensorboard",
     "data.json",
     "models.json",
+    "run-id",
 )
 """Removed when a rejected run starts again; the initializer's output stays while its inputs are the same."""
 LOCK_ATTEMPTS = 5

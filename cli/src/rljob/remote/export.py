@@ -92,10 +92,7 @@ def _open_copies(job: RemoteJob) -> S3Checkpoints | None:
 def _copied(copies: S3Checkpoints, records: Mapping[int, str] | None) -> dict[int, CheckpointCopy]:
     """Return step → complete copy; with ``records`` only of checkpoints whose record has such a digest."""
     with copy_errors():
-        found = copies.complete()
-    if records is None:
-        return found
-    return {step: copy for step, copy in found.items() if step in records and copy.is_of(records[step])}
+        return copies.complete(records)
 
 
 def _export_copy(

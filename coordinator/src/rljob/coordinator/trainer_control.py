@@ -108,8 +108,7 @@ class TrainerController:
         if message.step > max(allowed, self.checkpoints.newest) and not can_refuse:
             connection.reject(
                 f"the trainer holds version {message.step}, but the ledger ends at {version}: checkpoints "
-                "and ledger are not of the same run; remove one of them, or choose another run directory and another "
-                "spec.checkpoints.uri if it is set",
+                "and ledger are not of the same run; remove one of them, or choose another run directory",
                 fatal=True,
             )
             return

@@ -83,8 +83,9 @@ class Checkpoints(Model):
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
     """Number of checkpoints kept."""
     uri: Annotated[str | None, Field(pattern=S3_PATTERN, max_length=1024), FieldMeta(reader="components")] = None
-    """Where each checkpoint is copied to before it counts: `s3://BUCKET/PREFIX`, for this run alone. A trainer
-    downloads the newest copy if the storage lacks its checkpoint. `downloads` has the address and the credentials."""
+    """Where each checkpoint is copied to before it counts: `s3://BUCKET/PREFIX`; each run has a directory of its own
+    there. A trainer downloads the newest copy of its run if the storage lacks the checkpoint. `downloads` has the
+    address and the credentials."""
 
 
 class Tracking(Model):

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 
 class CheckpointCopy(NamedTuple):
-    """A copy of the checkpoint of ``step``. ``digest``: first digits of that of its record. ``written``: time of its
-    record, to compare; empty while the copy is not complete. ``files``: path in the checkpoint."""
+    """A copy of the checkpoint of ``step`` of the run with the id ``run``. ``digest``: first digits of that of its
+    record. ``written``: time of its record, to compare; empty while the copy is not complete. ``files``: path in the
+    checkpoint."""
 
+    run: str
     step: int
     digest: str
     written: str
@@ -24,8 +26,8 @@ class CheckpointCopy(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of its directory."""
-        return f"{directory_name(self.step)}-{self.digest}"
+        """Path of its directory, from the address of the copies."""
+        return f"{self.run}/{directory_name(self.step)}-{self.digest}"
 
     def is_of(self, digest: str) -> bool:
         """Return whether it is a copy of the checkpoint whose record has ``digest``."""
@@ -40,20 +42,22 @@ class CopyRefusedError(CopyError):
     """The same, and a user must act before another attempt can succeed."""
 
 
-def open_copies(spec: RLJobSpec) -> S3Checkpoints | None:
-    """Return the copies of a job's checkpoints, if it has them."""
+def open_copies(spec: RLJobSpec, run: str = "") -> S3Checkpoints | None:
+    """Return the copies of a job's checkpoints, if it has them; ``run`` as in :func:`open_address`."""
     uri = spec.checkpoints.uri
-    return None if uri is None else open_address(uri, spec.downloads.s3_endpoint)
+    return None if uri is None else open_address(uri, spec.downloads.s3_endpoint, run)
 
 
-def open_address(uri: str, endpoint: str | None) -> S3Checkpoints:
+def open_address(uri: str, endpoint: str | None, run: str = "") -> S3Checkpoints:
     """Return the copies at ``uri``. s3fs is imported here only, because that takes a second.
 
     Args:
         uri: ``spec.checkpoints.uri``.
         endpoint: ``spec.downloads.s3Endpoint``; None: the address of botocore.
+        run: id of the run whose copies they are; empty: those of all runs, to read.
     """
     address = parse_address(uri)
     assert isinstance(address, S3Model), "its type admits s3:// only"
-    found: S3Checkpoints = importlib.import_module("rljob.protocol.s3_checkpoints").S3Checkpoints(address, endpoint)
+    module = importlib.import_module("rljob.protocol.s3_checkpoints")
+    found: S3Checkpoints = module.S3Checkpoints(address, endpoint, run)
     return found

@@ -53,8 +53,11 @@ from rljob.trainer.process_group import World
 log = logging.getLogger(__name__)
 
 NOT_COPIED = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+RUN_ID_FILE = "run-id"
+"""In the storage, beside the checkpoints, because it must survive their loss."""
 REMOVED = "tmp-removed"
 REFUSED = "refused"
+_RUN_ID = re.compile(r"run-[0-9a-f]{16}")
 _LEFTOVER = re.compile(r"step-\d{6,}\.(tmp|old)-.+")
 
 
@@ -99,6 +102,32 @@ class CheckpointStore:
             else:
                 self._delete(path)
 
+    def run_id(self) -> str:
+        """Return the id of the run, and give it one if it has none. No other run has it; every process of the run gets
+        the same.
+
+        Raises:
+            ModelError: its file is damaged.
+            NoRoomError: the disk is full.
+        """
+        file = self._storage / RUN_ID_FILE
+        with self._needing_room(f"{RUN_ID_FILE} of spec.checkpoints.uri"):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                if not file.exists():
+                    new = file.with_name(f".{file.name}.new")
+                    new.write_text(f"run-{secrets.token_hex(8)}")
+                    sync_path(new)
+                    new.rename(file)
+                    sync_path(self._storage)
+                run = file.read_bytes().decode(errors="replace")
+        if not _RUN_ID.fullmatch(run):
+            raise ModelError(
+                f"{file} is damaged; write into it the name of this run's directory in spec.checkpoints.uri, or remove "
+                "the file if there is none"
+            )
+        return run
+
     def claim(self, incarnation: int) -> None:
         """Reject all lower incarnations from now on.
 
@@ -121,12 +150,17 @@ class CheckpointStore:
         Raises:
             SupersededError: a higher incarnation has claimed the checkpoints.
         """
-        with (self.directory / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._locked():
             file = self.directory / "incarnation"
             highest = int(file.read_text() or 0) if file.exists() else 0
             if incarnation < highest:
                 raise SupersededError(f"incarnation {highest} has taken over the checkpoints from {incarnation}")
+            yield
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.directory / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def write(self, world: World, state: TrainerState, configuration: dict[str, bytes], saved: SavedState) -> None:

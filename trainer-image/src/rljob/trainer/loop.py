@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -59,7 +60,7 @@ from rljob.trainer.checkpoint_choice import choose_checkpoint
 from rljob.trainer.checkpoint_upload import upload_checkpoint
 from rljob.trainer.checkpoint_writer import CheckpointWriter, retry_while_blocked
 from rljob.trainer.coordinator_client import Command, CoordinatorClient, Result
-from rljob.trainer.errors import ModelError, NewerCheckpointError, SupersededError, UnrecoverableError
+from rljob.trainer.errors import ModelError, NewerCheckpointError, NoRoomError, SupersededError, UnrecoverableError
 from rljob.trainer.fetch_batch import pull_shard
 from rljob.trainer.frozen_models import load_critic, load_models, read_sources
 from rljob.trainer.microbatch_budget import microbatch_budget
@@ -72,6 +73,9 @@ from rljob.transfer.bucket_wires import wire_buffers
 from rljob.transfer.packed_weights import PackedWeights
 from rljob.transfer.snapshot_stream import SnapshotStream
 from rljob.transfer.wire_plan import WirePlan
+
+if TYPE_CHECKING:
+    from rljob.protocol.s3_checkpoints import S3Checkpoints  # imports s3fs, which takes a second
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +106,7 @@ def run(environment: ComponentEnvironment) -> int:
     except (ModelError, CopyRefusedError) as error:
         log.error("%s", error)
         return CONFIGURATION_ERROR
-    except (ModelUnavailableError, CopyError) as error:
+    except (ModelUnavailableError, CopyError, NoRoomError) as error:
         log.error("%s", error)
         return FAILURE
     finally:
@@ -216,7 +220,7 @@ class TrainerLoop:
 
     def _load(self) -> list[RefusedCheckpoint]:
         """Load the newest checkpoint without damage, else the initial model; return the refused checkpoints."""
-        self._copies = open_copies(self._job.spec)
+        self._copies = self._open_copies()
         chosen = choose_checkpoint(self._checkpoints, self._world, self._copies)
         has_adapters = self._job.spec.trainer.lora is not None  # a checkpoint has merged weights, not those below them
         source = self._read_policy() if chosen.path is None or has_adapters else chosen.path
@@ -240,6 +244,12 @@ class TrainerLoop:
         self._configuration = read_configuration(source)
         self._last = StepDone(0, self._step - 1, {})
         return chosen.refused
+
+    def _open_copies(self) -> S3Checkpoints | None:
+        if self._job.spec.checkpoints.uri is None:
+            return None
+        run, *_ = self._world.agree(lambda: self._checkpoints.run_id() if self._world.rank == 0 else "")
+        return open_copies(self._job.spec, run)
 
     def _read_policy(self) -> Path:
         """Return the directory of the initial model. The first rank of a machine downloads a remote model."""
