@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, NoCredentialsError, PartialCredentialsError
 from s3fs import S3FileSystem
+from s3fs.core import set_custom_error_handler
 
 from rljob.protocol.full_disk import FULL_DISK
 from rljob.protocol.model_cache import ModelUnavailableError
@@ -19,11 +20,28 @@ CREDENTIALS_REMEDY = (
     "give credentials that may use it: the variables of AWS for rljob run, in a cluster the Secret in "
     "spec.downloads.secret"
 )
+CONNECT_SECONDS, READ_SECONDS = 5.0, 15.0
+"""Limits of an attempt: to connect, and between the end of a request, of any size, and each part of its answer."""
+BUSY = frozenset({"RequestTimeout", "SlowDown", "Throttling", "TooManyRequests"})  # codes of S3 servers
 
 
 def open_s3(endpoint: str | None = None) -> S3FileSystem:
-    """Return a file system that reads the present state of S3 at ``endpoint``; None: the address of botocore."""
-    return S3FileSystem(skip_instance_cache=True, use_listings_cache=False, endpoint_url=endpoint)
+    """Return a file system that reads the present state of S3 at ``endpoint``; None: the address of botocore.
+
+    s3fs makes five attempts (``S3FileSystem.retries``), so that a server that never answers is an error after 75 s.
+    botocore makes one for each of them: with its five the error would come after seven minutes.
+    """
+    set_custom_error_handler(_may_pass)
+    limits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS, "retries": {"total_max_attempts": 1}}
+    return S3FileSystem(skip_instance_cache=True, use_listings_cache=False, endpoint_url=endpoint, config_kwargs=limits)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Return whether another attempt may succeed, of the errors that botocore repeats and s3fs alone does not."""
+    if isinstance(error, ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return status >= 500 or error.response.get("Error", {}).get("Code") in BUSY
+    return isinstance(error, ConnectionError)
 
 
 @contextmanager
