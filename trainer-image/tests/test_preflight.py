@@ -117,6 +117,21 @@ def test_a_model_that_the_initializer_makes_is_not_checked(job, tmp_path):
     assert check(later, tmp_path)[0].startswith("spec.models[0].source: ")
 
 
+def test_targets_of_adapters_that_the_model_lacks_are_named(job, model):
+    def found(*targets: str) -> list[str]:
+        lora = {"targets": list(targets)}
+        return check(job(models=[{"name": "policy", "source": str(model)}], trainer={"lora": lora}))
+
+    assert found("q_proj", "self_attn.o_proj", "model.layers.0.mlp.down_proj") == []
+    known = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+    assert found("q_proj", "nonsense", "lm_head") == [
+        f"spec.trainer.lora.targets[{i}]: {model} has no layer {target}; choose from {known}"
+        for i, target in ((1, "nonsense"), (2, "lm_head"))
+    ]
+    edit(model_type="gemma3_text")(model)  # its layers are not known before it is loaded
+    assert not any("targets" in problem for problem in found("nonsense"))
+
+
 def test_a_reference_model_is_checked_too(job, tmp_path, model):
     models = [{"name": "policy", "source": str(model)}, {"name": "other", "source": str(tmp_path / "other")}]
     named = {"algorithm": {"klCoefficient": 1, "referenceModel": "other"}, "models": models}

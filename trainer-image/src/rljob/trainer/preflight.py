@@ -16,6 +16,7 @@ from rljob.api.resolve import made_later
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.trainer import model_directory
 from rljob.trainer.algorithms.needs import FROZEN, FUNCTIONS, needs_of
+from rljob.trainer.backends.fsdp import lora_targets
 from rljob.trainer.backends.megatron import supported_layouts
 
 
@@ -33,6 +34,8 @@ def check(environment: ComponentEnvironment) -> Iterator[str]:
             yield from (f"spec.models[{i}].source: {problem}" for problem in model_directory.problems(path))
             if spec.trainer.backend == "megatron":
                 yield from supported_layouts.problems(path, spec.trainer)
+            if model.name == POLICY and spec.trainer.lora is not None:
+                yield from lora_targets.problems(path, spec.trainer.lora)
     roles = {"the trainer": spec.trainer} | {f"pool {pool.name}": pool for pool in spec.policy_pools}
     on_cpu = [name for name, role in roles.items() if role.accelerator.kind != "nvidia"]
     if spec.weight_sync.transport == "nccl" and on_cpu:

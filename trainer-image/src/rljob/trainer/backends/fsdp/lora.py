@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from rljob.api.roles import Lora
 from rljob.trainer.backends.fsdp.gather_weights import own_tensors, whole_tensors
+from rljob.trainer.backends.fsdp.lora_targets import unknown_target
 from rljob.trainer.backends.fsdp.model_layers import decoder_layers
 from rljob.trainer.backends.fsdp.read_weights import local_rows
 from rljob.trainer.errors import ModelError
@@ -130,12 +131,12 @@ def _chosen(model: PreTrainedModel, targets: list[str] | None, source: Path) -> 
     """
     inside = {module for layer in decoder_layers(model) for module in layer.modules()}
     found = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear and module in inside]
-    known = ", ".join(sorted({name.rpartition(".")[2] for name in found}))
+    known = {name.rpartition(".")[2] for name in found}
     if not found:
         raise ModelError(f"{source}: transformers names no linear layers of this model; remove spec.trainer.lora")
     for i, target in enumerate(targets or ()):
         if not any(_named(name, target) for name in found):
-            raise ModelError(f"spec.trainer.lora.targets[{i}]: {source} has no layer {target}; choose from {known}")
+            raise ModelError(unknown_target(i, source, target, known))
     return [name for name in found if targets is None or any(_named(name, target) for target in targets)]
 
 
