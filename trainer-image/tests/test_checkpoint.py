@@ -59,6 +59,7 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path):
     assert find_damage(path, found.files) == ""
     assert load_file(path / "model.safetensors")["w"].tolist() == [[100.0] * 3] * 2
     assert read_optimizer_tensor(path, "exp_avg.w").tolist() == [[1.0] * 3] * 2
+    assert read_optimizer_tensor(path, "exp_avg.w", slice(1, 2)).tolist() == [[1.0] * 3]
     assert checkpoints.relative(100) == "checkpoints/step-000100"
 
 

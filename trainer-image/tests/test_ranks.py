@@ -25,11 +25,11 @@ from rljob.api.models import RLJob
 from rljob.protocol.checkpoint_record import TrainerState
 from rljob.trainer import logprobs
 from rljob.trainer.backends.fsdp import backend as backend_module
-from rljob.trainer.backends.fsdp import read_weights
+from rljob.trainer.backends.fsdp import read_weights, sharded_adamw
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.backends.fsdp.gather_weights import assign_tensors, own_tensors, whole_tensors
 from rljob.trainer.backends.fsdp.read_weights import StoredTensor
-from rljob.trainer.checkpoint import CheckpointStore, read_configuration, read_state
+from rljob.trainer.checkpoint import CheckpointStore, read_configuration, read_optimizer_tensor, read_state
 from rljob.trainer.checkpoint_choice import choose_checkpoint
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.metrics import METRICS
@@ -141,8 +141,16 @@ def resume(world: World, job: RLJob, step: Any, storage: Path, initial: Path | N
     phases = {phase: HeldBytes() for phase in ("load", "checkpoint")}
     with mock.patch.object(read_weights, "read_rows", copied_rows), phases["load"]:
         backend = FsdpBackend(initial or checkpoint, job.spec.trainer, world)
-    backend.load(checkpoint)
+    read = []
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        read.append(read_optimizer_tensor(*arguments))
+        return read[-1]
+
+    with mock.patch.object(sharded_adamw, "read_optimizer_tensor", counted):
+        backend.load(checkpoint)
     optimizer = backend._optimizer
+    assert sum(tensor.numel() for tensor in read) == 2 * sum(local.numel() for local in optimizer.local.values())
     phases["checkpoint"].add(
         list(optimizer.local.values()), [list(state.values()) for state in optimizer.state.values()]
     )

@@ -27,6 +27,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import EllipsisType
 
 import blake3
 from safetensors import SafetensorError, safe_open
@@ -270,8 +271,9 @@ def read_state(checkpoint: Path) -> TrainerState:
         raise ModelError(str(error)) from None
 
 
-def read_optimizer_tensor(checkpoint: Path, name: str) -> Tensor:
-    """Return one tensor of the optimizer of a checkpoint, for example ``exp_avg.model.norm.weight``.
+def read_optimizer_tensor(checkpoint: Path, name: str, rows: slice | EllipsisType = ...) -> Tensor:
+    """Return one tensor of the optimizer of a checkpoint, for example ``exp_avg.model.norm.weight``, or some of its
+    rows: no others are read. It is mapped from the file.
 
     Raises:
         ModelError: the tensor cannot be read.
@@ -282,7 +284,8 @@ def read_optimizer_tensor(checkpoint: Path, name: str) -> Tensor:
         if index.exists():
             path = path.with_name(json.loads(index.read_bytes())["weight_map"][name])
         with safe_open(path, "pt") as file:
-            return file.get_tensor(name)
+            content: Tensor = file.get_slice(name)[rows]
+            return content
     except (FileNotFoundError, SafetensorError, ValueError, KeyError) as error:
         raise ModelError(f"{name} cannot be read from {path} ({error!r})") from None
 

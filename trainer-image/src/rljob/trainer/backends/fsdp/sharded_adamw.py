@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from rljob.api.roles import Optimizer
 from rljob.trainer.backends.base import OptimizerUpdate
+from rljob.trainer.backends.fsdp.read_weights import local_rows
 from rljob.trainer.checkpoint import read_optimizer_tensor
 from rljob.trainer.learning_rate import learning_rate
 from rljob.trainer.process_group import World
@@ -137,10 +138,8 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 
 def read_shard(checkpoint: Path, name: str, parameter: DTensor) -> Tensor:
     """Return this rank's rows of a tensor of a checkpoint's optimizer that has the shape of ``parameter``."""
-    whole = read_optimizer_tensor(checkpoint, name).to(parameter.device)
-    # Every rank has read the file, so no rank sends.
-    sharded = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    return sharded.to_local()
+    mapped = read_optimizer_tensor(checkpoint, name, local_rows(parameter))
+    return mapped.to(parameter.device, copy=True)
 
 
 def _like(parameter: DTensor, local: Tensor) -> DTensor:
