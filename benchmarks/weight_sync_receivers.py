@@ -127,12 +127,15 @@ def _receive(pipe: Connection, store: str, rank: int, size: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     receivers: dict[str, WeightReceiver] = {}
+    buffer = torch.zeros(BUCKET_BYTES, dtype=torch.uint8)
     while True:
         order = pipe.recv()
+        if isinstance(order, list) and max(order) > buffer.numel():
+            buffer = torch.zeros(max(order), dtype=torch.uint8)
         pipe.send("ready")
         if isinstance(order, list):
             for number in order:
-                dist.broadcast(torch.empty(number, dtype=torch.uint8), 0)
+                dist.broadcast(buffer[:number], 0)
             _acknowledge()
             continue
         place, number, transport, parameters = order
