@@ -23,6 +23,7 @@ from rljob.api.memory_plan import (
     layer_bytes,
     most_tokens,
     plan_memory,
+    shared_host_bytes,
     step_bytes,
 )
 from rljob.api.model_shape import ModelShape, read_shape, shape_of
@@ -195,6 +196,7 @@ def test_the_microbatch_is_the_largest_that_fits():
     assert most_tokens(MODELS["32B"], replace(SETTINGS, ranks=8), H100) == 0
     assert fewest_ranks(MODELS["7B"], SETTINGS, H100) == 3
     assert fewest_ranks(MODELS["32B"], SETTINGS, 24 << 30) is None
+    assert fewest_ranks(MODELS["32B"], replace(SETTINGS, recompute="layer"), 24 << 30) == 63
 
 
 @pytest.mark.parametrize(
@@ -279,10 +281,8 @@ def test_what_cannot_fit_is_refused_with_field_and_remedy(spec):
     (microbatch,) = problems(spec(processesPerNode=4, microbatchTokens=16_384))
     assert microbatch.startswith("spec.trainer.microbatchTokens: a microbatch of 16384 tokens needs 1")
     assert "where 5888 tokens fit; lower it, or remove it" in microbatch
-    (never,) = problems(spec(processesPerNode=8), "32B", 24 << 30)
-    assert never.startswith("spec.trainer.processesPerNode: ") and never.endswith("; choose a smaller model")
     (layers,) = problems(spec(processesPerNode=8), "32B")
-    assert layers.endswith("; choose a smaller model, or set spec.trainer.recompute: layer")
+    assert layers.endswith("; set spec.trainer.recompute: layer")
     assert problems(spec(processesPerNode=8, recompute="layer"), "32B") == []
     assert problems(spec(backend="acme.trainer:Backend")) == []
     assert [*engine_problems(spec(), policy("32B"), H100)] == []
@@ -301,6 +301,47 @@ def test_what_cannot_fit_is_refused_with_field_and_remedy(spec):
     halves["kvCacheBytes"] = 32 << 30
     (cache,) = engine_problems(spec(pool=halves), policy("32B"), H100)
     assert "32.0 GiB and 61.0 GiB of weights do not fit a GPU of 79.6 GiB" in cache
+
+
+def test_more_gpus_and_fields_are_tried_together(spec):
+    def remedy(processes, name, memory, host=0, **trainer):
+        found = spec(processesPerNode=processes, **trainer)
+        (problem,) = trainer_problems(found, policy(name), memory, host)
+        assert problem.startswith("spec.trainer.processesPerNode: ")
+        return problem.rpartition("; ")[2]
+
+    assert remedy(2, "32B", H100) == "set spec.trainer.recompute: layer and use at least 9 processes"
+    assert [*trainer_problems(spec(processesPerNode=9, recompute="layer"), policy("32B"), H100)] == []
+    assert remedy(8, "32B", 24 << 30) == "set spec.trainer.recompute: layer and use at least 63 processes"
+    assert [*trainer_problems(spec(processesPerNode=63, recompute="layer"), policy("32B"), 24 << 30)] == []
+    assert remedy(1, "1.5B", 16 << 30) == (
+        "use at least 54 processes, or set spec.trainer.recompute: layer and use at least 3 processes"
+    )
+    more = {"recompute": "layer", "parallelism": {"replicate": 2}}
+    assert remedy(4, "32B", H100, **more).startswith("use at least 18 processes, or fewer copies (spec.trainer.")
+    # The gradient of the largest tensor and the whole tensors of a layer do not become smaller with more GPUs.
+    assert remedy(8, "32B", 12 << 30) == "choose a smaller model"
+
+
+def test_an_offload_that_the_host_has_no_memory_for_is_not_recommended(spec):
+    (problem,) = trainer_problems(spec(), policy("7B"), H100, 256 << 30)
+    assert problem.endswith(
+        "3 processes, or set spec.trainer.recompute: layer and spec.trainer.optimizer.offload: true"
+    )
+    (problem,) = trainer_problems(spec(), policy("7B"), H100, 128 << 30)
+    assert problem.endswith(
+        "; use at least 3 processes, or set spec.trainer.recompute: layer and use at least 2 processes"
+    )
+
+
+def test_the_ranks_of_a_machine_share_the_copies_on_its_host():
+    model, parameters = MODELS["7B"], MODELS["7B"].parameters
+    assert shared_host_bytes(model, SETTINGS) == 14 * parameters, "2 for the engines, 12 for a checkpoint"
+    offloaded = replace(SETTINGS, offload=True)
+    assert shared_host_bytes(model, offloaded) == 30 * parameters
+    assert shared_host_bytes(model, replace(offloaded, ranks=1)) == plan_memory(model, replace(offloaded, ranks=1)).host
+    assert shared_host_bytes(model, replace(offloaded, copies=3)) == (30 + 2 * 16) * parameters
+    assert shared_host_bytes(model, replace(SETTINGS, copies=3)) == 14 * parameters, "one copy writes the checkpoint"
 
 
 def test_the_tokens_of_a_microbatch_leave_room_for_a_teacher(spec):

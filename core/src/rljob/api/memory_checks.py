@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import chain, combinations
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from rljob.api.algorithm_presets import POLICY, frozen_models
 from rljob.api.backend_checks import PLANNED
@@ -24,6 +23,7 @@ from rljob.api.memory_plan import (
     most_tokens,
     plan_memory,
 )
+from rljob.api.memory_remedies import fields_that_help, ranks_that_help
 from rljob.api.model_shape import ModelShape
 from rljob.api.models import RLJobSpec
 from rljob.api.roles import Lora, Trainer
@@ -32,12 +32,6 @@ Shapes: TypeAlias = Mapping[str, ModelShape]
 """Name of an entry of `models` → its numbers. Models whose numbers are not known are left out."""
 UNKNOWN_TOKENS = 4096
 """Tokens of a microbatch on a GPU for a model or a backend whose memory is not known."""
-
-SMALLER: dict[str, dict[str, Any]] = {
-    "spec.trainer.recompute: layer": {"recompute": "layer"},
-    "spec.trainer.optimizer.offload: true": {"offload": True},
-}
-"""Fields with which a step needs less memory of the device → the change of the plan's settings."""
 
 
 def longest_sample(spec: RLJobSpec) -> tuple[str, int]:
@@ -121,13 +115,14 @@ def microbatch_tokens(spec: RLJobSpec, models: Shapes, device_bytes: int) -> int
     return max(GRANULE, most_tokens(models[POLICY], settings_of(spec, models), device_bytes))
 
 
-def trainer_problems(spec: RLJobSpec, models: Shapes, device_bytes: int) -> Iterator[str]:
+def trainer_problems(spec: RLJobSpec, models: Shapes, device_bytes: int, host_bytes: int = 0) -> Iterator[str]:
     """Yield a sentence if the trainer of a resolved job cannot fit the memory of its GPUs.
 
     Args:
         spec: of the resolved job.
         models: known ones; without the policy nothing is checked.
         device_bytes: memory of one GPU.
+        host_bytes: memory of the trainer's machine, for the remedy; 0: not known.
     """
     if spec.trainer.backend != PLANNED or POLICY not in models:
         return
@@ -140,15 +135,12 @@ def trainer_problems(spec: RLJobSpec, models: Shapes, device_bytes: int) -> Iter
     phase, peak = max(plan.phases.items(), key=lambda entry: entry[1].device)
     gpus = f"each of {spec.trainer.processes} GPUs has" if spec.trainer.processes > 1 else "the GPU has"
     sentence = f"{format_gib(peak.device)} on a GPU, and {gpus} {format_gib(device_bytes)}"
-    less = f", or set {fields}" if (fields := _fields_that_help(model, settings, device_bytes)) else ""
+    fields = fields_that_help(model, settings, device_bytes, host_bytes)
+    less = f", or set {fields}" if fields else ""
     if phase != "step" or not most:
-        ranks = fewest_ranks(model, settings_of(spec, models, longest), device_bytes)
-        copies = spec.trainer.parallelism.replicate
-        remedy = f"use at least {ranks * copies} processes" if ranks is not None else "choose a smaller model"
-        remedy += ", or fewer copies (spec.trainer.parallelism.replicate)" if ranks is not None and copies > 1 else ""
+        remedy = _remedy(model, settings_of(spec, models, longest), fields, device_bytes, host_bytes)
         yield (
-            f"spec.trainer.processesPerNode: the phase {phase} of {_sizes(model, settings)} needs {sentence}; "
-            f"{remedy}{less}"
+            f"spec.trainer.processesPerNode: the phase {phase} of {_sizes(model, settings)} needs {sentence}; {remedy}"
         )
     elif settings.tokens == longest:
         yield (
@@ -162,13 +154,25 @@ def trainer_problems(spec: RLJobSpec, models: Shapes, device_bytes: int) -> Iter
         )
 
 
-def _fields_that_help(model: ModelShape, settings: TrainerSettings, device_bytes: int) -> str:
-    """Return the fewest fields, with values, with which the same ranks and tokens fit a device; empty if none do."""
-    for fields in chain.from_iterable(combinations(SMALLER, number) for number in range(1, len(SMALLER) + 1)):
-        changed = replace(settings, **{name: value for field in fields for name, value in SMALLER[field].items()})
-        if plan_memory(model, changed).device <= device_bytes:
-            return f"{', '.join(fields[:-1])} and {fields[-1]}" if len(fields) > 1 else fields[0]
-    return ""
+def _remedy(model: ModelShape, settings: TrainerSettings, fields: str, device_bytes: int, host_bytes: int) -> str:
+    """Return what a trainer needs whose state, or smallest microbatch, does not fit: more ranks, fields, or both.
+
+    Args:
+        model: the policy.
+        settings: with the longest sample as microbatch.
+        fields: with which the same ranks fit; empty if there are none.
+        device_bytes: memory of one GPU.
+        host_bytes: memory of the trainer's machine; 0: not known.
+    """
+    ways = []
+    if (ranks := fewest_ranks(model, settings, device_bytes)) is not None:
+        ways.append(f"use at least {ranks * settings.copies} processes")
+        ways += ["fewer copies (spec.trainer.parallelism.replicate)"] if settings.copies > 1 else []
+    if fields:
+        ways.append(f"set {fields}")
+    elif (both := ranks_that_help(model, settings, device_bytes, host_bytes)) and (ranks is None or both[1] < ranks):
+        ways.append(f"set {both[0]} and use at least {both[1] * settings.copies} processes")
+    return ", or ".join(ways or ["choose a smaller model"])
 
 
 def engine_problems(spec: RLJobSpec, models: Shapes, device_bytes: int) -> Iterator[str]:

@@ -131,6 +131,11 @@ class MemoryPlan:
         """The largest peak on the device."""
         return max(peak.device for peak in self.phases.values())
 
+    @property
+    def host(self) -> int:
+        """The largest peak on the host."""
+        return max(peak.host for peak in self.phases.values())
+
 
 def plan_memory(model: ModelShape, settings: TrainerSettings) -> MemoryPlan:
     """Return the peaks of a rank."""
@@ -156,6 +161,18 @@ def plan_memory(model: ModelShape, settings: TrainerSettings) -> MemoryPlan:
             policy.checkpoint.host + on_host + saved,
         ),
     )
+
+
+def shared_host_bytes(model: ModelShape, settings: TrainerSettings) -> int:
+    """Return the peak on the host of all ranks of all copies, if they run on one machine.
+
+    Together they hold what one rank alone would hold: one copy for the engines, and the shards of a checkpoint, which
+    one copy of the parameters writes. Every other copy has its own offloaded optimizer.
+    """
+    alone = replace(settings, ranks=1)
+    host = plan_memory(model, alone).host
+    on_device = plan_memory(model, replace(alone, offload=False, critic_offload=False)).host
+    return host + (settings.copies - 1) * (host - on_device)
 
 
 def _plan_policy(model: ModelShape, settings: TrainerSettings) -> MemoryPlan:
