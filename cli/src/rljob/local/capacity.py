@@ -1,22 +1,17 @@
 """Checks before loading whether a job fits the memory and disk of this machine, from the size of its model.
 
-Memory of roles on GPUs: the plan of :mod:`rljob.api.memory_plan`.
-Memory of roles on CPU: the trainer's float32 weights, gradients and two AdamW moments (16 bytes per parameter, sharded
-over its ranks), a copy of the weights if it computes in bfloat16, and the copy of a checkpoint that is written while
-training continues; for every engine its weights, once per data-parallel replica, and the key-value cache of each worker
-(of a user's engine: `kvCacheBytes` only). A checkpoint is weights and moments in float32, in memory as on disk.
+What the roles need is in :mod:`rljob.local.memory_needs`; the memory of GPUs is checked by
+:mod:`rljob.api.memory_checks`. A checkpoint is weights and moments in float32, in memory as on disk.
 """
 
 from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rljob.api.algorithm_presets import POLICY
-from rljob.api.engine_registry import cpu_cache_bytes
 from rljob.api.memory_checks import (
     Shapes,
     describe_plan,
@@ -25,31 +20,20 @@ from rljob.api.memory_checks import (
     frozen_names,
     trainer_problems,
 )
-from rljob.api.memory_plan import DTYPE_BYTES
 from rljob.api.model_address import is_remote
 from rljob.api.model_shape import ModelShape, shape_of
 from rljob.api.models import RLJob
 from rljob.api.resolve import in_storage
 from rljob.local.errors import CliError
 from rljob.local.gpu_assignment import TRAINER, assign
+from rljob.local.memory_needs import CHECKPOINT_BYTES, Need, Sizes, memory_needs
 from rljob.protocol.checkpoint_files import WEIGHTS_PATTERN, read_header
 from rljob.protocol.gpus import Gpu
 from rljob.protocol.model_cache import find_model
 
-TRAINED_BYTES = 16
-CHECKPOINT_BYTES = 12
 MIN_DISK_BYTES = 32 << 20
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 MEMINFO = Path("/proc/meminfo")
-
-
-@dataclass(frozen=True)
-class Need:
-    """Memory that one item needs, in bytes."""
-
-    size: int
-    what: str
-    advice: str
 
 
 def check(job: RLJob, storage: Path, gpus: Sequence[Gpu] = ()) -> list[str]:
@@ -69,23 +53,30 @@ def check(job: RLJob, storage: Path, gpus: Sequence[Gpu] = ()) -> list[str]:
     critic_model = job.spec.algorithm.critic_model
     critic = 0 if critic_model is None else _parameters_of([critic_model], job, storage)
     _check_disk(job, storage, parameters + critic)
-    if problems := list(_gpu_problems(job, _shapes(job, storage), gpus)):
-        raise CliError("\n".join(problems), 2)
-    sizes = {POLICY: parameters} | {
+    models, (total, available) = _shapes(job, storage), _memory()
+    problems = list(_gpu_problems(job, models, gpus, total))
+    parameters_of = {POLICY: parameters} | {
         pool.model: _parameters_of([pool.model], job, storage) for pool in job.spec.frozen_pools
     }
     frozen = _parameters_of(frozen_names(job.spec), job, storage)
-    needs = _needs(job, f"spec.models[{i}].source", sizes, frozen, critic)
-    if not needs:
-        return []  # all roles run on GPUs
-    total, available = _memory()
-    needed, biggest = sum(need.size for need in needs), max(needs, key=lambda need: need.size)
-    share = f"{format_gib(biggest.size)} of it for {biggest.what}"
-    sentence = f"the job needs {format_gib(needed)} of memory at least, {share}"
+    needs = memory_needs(job, f"spec.models[{i}].source", Sizes(parameters_of, frozen, critic, models), total)
+    needed, most = sum(need.size for need in needs), sum(need.most for need in needs)
+    biggest = max(needs, key=lambda need: need.size, default=Need(0, "nothing", ""))
     if needed > total:
-        raise CliError(f"{sentence}, and this machine has {format_gib(total)}; {biggest.advice}", 2)
-    if needed > available:
-        return [f"{sentence}, and {format_gib(available)} are free now; {biggest.advice}, or end other programs"]
+        share = f"{format_gib(biggest.size)} of it for {biggest.what}"
+        problems.append(
+            f"the job needs {format_gib(needed)} of memory at least, {share}, and this machine has "
+            f"{format_gib(total)}; {biggest.advice}"
+        )
+    if problems:
+        raise CliError("\n".join(problems), 2)
+    if most > available:
+        share = f"{format_gib(biggest.most)} of it for {biggest.what}"
+        bound = "at least" if most == needed else "at most"
+        return [
+            f"the job needs {format_gib(most)} of memory {bound}, {share}, and {format_gib(available)} are free now; "
+            f"{biggest.advice}, or end other programs"
+        ]
     return []
 
 
@@ -121,11 +112,11 @@ def _model_directory(source: str, storage: Path) -> Path | None:
     return find_model(source, storage) if is_remote(source) else Path(in_storage(source, storage))
 
 
-def _gpu_problems(job: RLJob, models: Shapes, gpus: Sequence[Gpu]) -> Iterator[str]:
+def _gpu_problems(job: RLJob, models: Shapes, gpus: Sequence[Gpu], host_bytes: int) -> Iterator[str]:
     """Yield a sentence for each role that cannot fit the memory of its GPUs, as far as that is known."""
     of_trainer, of_engines = memory_by_role(job, gpus)
     if of_trainer:
-        yield from trainer_problems(job.spec, models, of_trainer)
+        yield from trainer_problems(job.spec, models, of_trainer, host_bytes)
     if of_engines:
         yield from engine_problems(job.spec, models, of_engines)
 
@@ -139,40 +130,6 @@ def count_parameters(model: Path) -> int:
         except (OSError, ValueError, KeyError, TypeError):
             return 0  # the check of the trainer reports the error
     return count
-
-
-def _needs(job: RLJob, source: str, sizes: Mapping[str, int], frozen: int = 0, critic: int = 0) -> list[Need]:
-    """Return the needs of the roles that run on CPU.
-
-    Args:
-        job: resolved.
-        source: field of the policy.
-        sizes: model of a pool → its parameters.
-        frozen: parameters of the models in the trainer that are not trained.
-        critic: parameters of the critic.
-    """
-    trainer, needs, parameters = job.spec.trainer, [], sizes[POLICY]
-    assert trainer.dtype is not None, "resolve() sets it"
-    each = TRAINED_BYTES + CHECKPOINT_BYTES + (DTYPE_BYTES[trainer.dtype] if trainer.dtype != "float32" else 0)
-    if trainer.accelerator.kind == "cpu":
-        what = f"the trainer's weights, gradients, optimizer and checkpoint of {parameters:,} parameters"
-        needs.append(Need(each * parameters, what, f"choose a smaller model in {source}"))
-        if frozen:
-            what = f"the {frozen:,} parameters of the reference and teacher models"
-            needs.append(Need(DTYPE_BYTES[trainer.dtype] * frozen, what, "choose smaller ones in spec.models"))
-        if critic:
-            what = f"the critic's weights, gradients, optimizer and checkpoint of {critic:,} parameters"
-            needs.append(Need(each * critic, what, "choose a smaller model in spec.algorithm.criticModel"))
-    for i, pool in enumerate(job.spec.rollouts):
-        if pool.accelerator.kind != "cpu":
-            continue
-        assert pool.dtype is not None, "resolve() sets it"
-        engines, path = pool.replicas.min, f"spec.rollouts[{i}]"
-        cache = engines * pool.parallelism.workers * (pool.kv_cache_bytes or cpu_cache_bytes(pool.engine))
-        needs.append(Need(cache, f"the key-value caches of pool {pool.name}", f"lower {path}.kvCacheBytes"))
-        size = engines * pool.parallelism.data * DTYPE_BYTES[pool.dtype] * sizes[pool.model]
-        needs.append(Need(size, f"the weights in {engines} engines of pool {pool.name}", f"lower {path}.replicas.min"))
-    return needs
 
 
 def _check_disk(job: RLJob, storage: Path, parameters: int) -> None:

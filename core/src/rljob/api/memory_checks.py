@@ -44,13 +44,20 @@ def longest_sample(spec: RLJobSpec) -> tuple[str, int]:
     return max(lengths, key=lambda entry: entry[1])
 
 
+def largest_microbatch(spec: RLJobSpec, tokens: int) -> int:
+    """Return the padded tokens of the largest microbatch with a budget of ``tokens``: at least the longest sample, and
+    at most a batch of samples of this length."""
+    longest, training = longest_sample(spec)[1], spec.training
+    return max(longest, min(tokens, training.prompts_per_step * training.samples_per_prompt * longest))
+
+
 def settings_of(spec: RLJobSpec, models: Shapes, tokens: int | None = None) -> TrainerSettings:
     """Return what the memory of a resolved job's trainer depends on.
 
     Args:
         spec: of the resolved job.
         models: known ones.
-        tokens: of the largest microbatch. Default: `microbatchTokens`, but at least the longest sample.
+        tokens: of the largest microbatch. Default: :func:`largest_microbatch` with `microbatchTokens`.
     """
     trainer = spec.trainer
     assert trainer.dtype is not None, "resolve() sets it"
@@ -58,7 +65,7 @@ def settings_of(spec: RLJobSpec, models: Shapes, tokens: int | None = None) -> T
     return TrainerSettings(
         ranks=trainer.processes // trainer.parallelism.replicate,
         dtype=trainer.dtype,
-        tokens=tokens or max(longest_sample(spec)[1], trainer.microbatch_tokens or 0),
+        tokens=tokens or largest_microbatch(spec, trainer.microbatch_tokens or 0),
         recompute=trainer.recompute,
         packing=_packing(trainer),
         adapters=_adapters(trainer.lora),
@@ -96,13 +103,18 @@ def unknown_memory(spec: RLJobSpec, models: Shapes, device_bytes: int) -> str:
         models: known ones.
         device_bytes: memory of a GPU; 0: not known.
     """
+    return unknown_model(spec, models) or ("" if device_bytes else "the memory of the device is not known")
+
+
+def unknown_model(spec: RLJobSpec, models: Shapes) -> str:
+    """Return why the memory of the trainer is not planned; empty if it is. Arguments as in :func:`unknown_memory`."""
     if spec.trainer.backend != PLANNED:
         return f"the memory that {spec.trainer.backend} needs is not known"
     critic = [] if spec.algorithm.critic_model is None else [spec.algorithm.critic_model]
     for name in (POLICY, *frozen_names(spec), *critic):
         if name not in models:
             return f"the memory that the model {name} needs is not known"
-    return "" if device_bytes else "the memory of the device is not known"
+    return ""
 
 
 def microbatch_tokens(spec: RLJobSpec, models: Shapes, device_bytes: int) -> int:
@@ -140,7 +152,7 @@ def trainer_problems(spec: RLJobSpec, models: Shapes, device_bytes: int, host_by
     if phase != "step" or not most:
         remedy = _remedy(model, settings_of(spec, models, longest), fields, device_bytes, host_bytes)
         yield (
-            f"spec.trainer.processesPerNode: the phase {phase} of {_sizes(model, settings)} needs {sentence}; {remedy}"
+            f"spec.trainer.processesPerNode: the phase {phase} of {sizes(model, settings)} needs {sentence}; {remedy}"
         )
     elif settings.tokens == longest:
         yield (
@@ -204,7 +216,8 @@ def engine_problems(spec: RLJobSpec, models: Shapes, device_bytes: int) -> Itera
             )
 
 
-def _sizes(model: ModelShape, settings: TrainerSettings) -> str:
+def sizes(model: ModelShape, settings: TrainerSettings) -> str:
+    """Return the numbers of parameters that a trainer holds, as text."""
     frozen = sum(shape.parameters for shape in settings.frozen)
     critic = f", {settings.critic.parameters:,} of a critic" if settings.critic is not None else ""
     other = f" and {frozen:,} that are not trained" if frozen else ""
@@ -224,14 +237,13 @@ def describe_plan(spec: RLJobSpec, models: Shapes, device_bytes: int) -> list[st
     model = models[POLICY]
     on_gpu = spec.trainer.accelerator.kind == "nvidia"
     tokens = microbatch_tokens(spec, models, device_bytes) if on_gpu else (spec.trainer.microbatch_tokens or 0)
-    largest = max(tokens, longest_sample(spec)[1])
-    settings = settings_of(spec, models, largest)
+    settings = settings_of(spec, models, largest_microbatch(spec, tokens))
     ranks = f"{settings.ranks} rank{'' if settings.ranks == 1 else 's'}"
     if (copies := spec.trainer.parallelism.replicate) > 1:
         ranks = f"{copies} copies of {ranks}"
     usable = f"; {USABLE:.0%} of {format_gib(device_bytes)} can be used" if on_gpu and device_bytes else ""
     lines = [
-        f"memory of the trainer's first process: {_sizes(model, settings)}, {ranks}, {settings.dtype}, "
+        f"memory of the trainer's first process: {sizes(model, settings)}, {ranks}, {settings.dtype}, "
         f"microbatches of {tokens} tokens and samples of up to {longest_sample(spec)[1]}{usable}"
     ]
     for phase, peak in plan_memory(model, settings).phases.items():

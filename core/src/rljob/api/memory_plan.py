@@ -24,6 +24,10 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FLOAT32 = 4
 USABLE = 0.9
 """Share of a GPU's memory for tensors: the CUDA context, NCCL's buffers and fragmentation take the rest."""
+EXCESS = {"none": 1.15, "layer": 1.25}
+"""`recompute` → most times that the planned peak of a step on the device is what the step holds."""
+PACKED_EXCESS = 0.15
+"""More of :data:`EXCESS` with packed rows, whose padding is counted as if it were the largest."""
 CHUNK_BYTES = 1 << 28
 """Float32 logits that the trainer holds at a time; the same as in ``rljob.trainer.logprobs``."""
 ONE_EXCHANGE_BYTES = 2 << 30
@@ -89,6 +93,11 @@ class TrainerSettings:
     def of_critic(self) -> TrainerSettings:
         """Settings of the critic as if it were trained alone."""
         return replace(self, adapters=None, offload=self.critic_offload, frozen=(), critic=None, critic_offload=False)
+
+    @property
+    def processes(self) -> int:
+        """Ranks of all copies."""
+        return self.ranks * self.copies
 
     @property
     def plain(self) -> bool:
@@ -173,6 +182,14 @@ def shared_host_bytes(model: ModelShape, settings: TrainerSettings) -> int:
     host = plan_memory(model, alone).host
     on_device = plan_memory(model, replace(alone, offload=False, critic_offload=False)).host
     return host + (settings.copies - 1) * (host - on_device)
+
+
+def shared_memory(model: ModelShape, settings: TrainerSettings) -> tuple[int, int]:
+    """Return the least and the most bytes of the largest peak of all ranks of all copies on one CPU machine, where
+    device and host are the same memory."""
+    plan, host, processes = plan_memory(model, settings), shared_host_bytes(model, settings), settings.processes
+    excess = EXCESS[settings.recompute] + (0.0 if settings.packing == "none" else PACKED_EXCESS)
+    return int(processes * plan.step.device / excess) + host, processes * plan.device + host
 
 
 def _plan_policy(model: ModelShape, settings: TrainerSettings) -> MemoryPlan:
@@ -375,7 +392,7 @@ def most_tokens(model: ModelShape, settings: TrainerSettings, device_bytes: int)
         device_bytes: total memory of the device.
     """
     room = int(USABLE * device_bytes)
-    return GRANULE * _largest(
+    return GRANULE * largest(
         lambda granules: step_bytes(model, replace(settings, tokens=GRANULE * granules)) <= room,
         MOST_TOKENS // GRANULE,
     )
@@ -390,7 +407,7 @@ def fewest_ranks(model: ModelShape, settings: TrainerSettings, device_bytes: int
     )
 
 
-def _largest(fits: Callable[[int], bool], most: int) -> int:
+def largest(fits: Callable[[int], bool], most: int) -> int:
     """Return the largest number up to ``most`` that fits, by bisection; 0 if 1 does not fit."""
     low, high = 0, most
     while low < high:
