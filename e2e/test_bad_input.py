@@ -366,7 +366,7 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
     ),
     "too little memory": (
         little_memory,
-        "the job needs 257 MiB of memory at least, .* and this machine has 195 MiB",
+        "the job needs 259 MiB of memory at least, .* and this machine has 195 MiB",
     ),
     "a full disk": (
         full_disk(1 << 20),

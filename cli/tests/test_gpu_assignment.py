@@ -5,9 +5,11 @@ import pytest
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
 from rljob.cli import manifest as manifest_commands
-from rljob.local import commands, field_support, gpu_assignment, job_checks
+from rljob.local import capacity, commands, field_support, gpu_assignment, job_checks
 from rljob.local.commands import LocalContext
+from rljob.local.errors import CliError
 from rljob.local.run_directory import ROLES
+from rljob.protocol import gpus as gpus_of_machine
 from rljob.protocol.gpus import Gpu
 
 
@@ -103,6 +105,51 @@ def test_the_gpus_that_a_template_names_are_its_roles_own(job, tmp_path):
     ) == ["spec.trainer.template: CUDA_VISIBLE_DEVICES names 1 GPU and the trainer needs 2; name more, or remove it"]
 
 
+@pytest.mark.parametrize(
+    ("value", "wrong"),
+    [
+        ("99", "'99', which is none of the GPUs 0, 1"),
+        ("0,0", "'0', a GPU that it names before"),
+        ("1,GPU-1", "'GPU-1', a GPU that it names before"),
+        ("GPU-7,0", "'GPU-7', which is none of the GPUs 0, 1"),
+    ],
+)
+def test_a_template_that_names_an_unknown_gpu_or_one_twice_is_refused(job, value, wrong):
+    found = job(
+        trainer={"processesPerNode": 2, "template": own(value)}, rollouts=[{"name": "main", "template": own("0")}]
+    )
+    assert field_support.errors(found, machine(2)) == [
+        f"spec.trainer.template: CUDA_VISIBLE_DEVICES names {wrong}; name each GPU that it needs once, or remove it"
+    ]
+
+
+def test_the_memory_of_gpus_that_templates_name_is_checked(job):
+    gpus = tuple(Gpu(str(i), i, f"GPU-{i}", (80 - 8 * i) << 30) for i in range(4))
+    pools = [{"name": "main", "template": own("GPU-3,0")}, {"name": "other"}]
+    found = job(trainer={"processesPerNode": 2, "template": own("0,2,3")}, rollouts=pools)
+    assert gpu_assignment.memory_by_role(found, gpus) == (64 << 30, 56 << 30)
+    assert gpu_assignment.memory_by_role(job(), gpus[:2] + machine(6)[2:]) == (72 << 30, 80 << 30)
+    mig = job(trainer={"template": own("MIG-5f")}, rollouts=[{"name": "main", "template": own("MIG-6f")}])
+    assert gpu_assignment.memory_by_role(mig, gpus) == (0, 0)
+    on_cpu = job(trainer={"accelerator": {"kind": "cpu"}}, rollouts=[{"name": "main", "accelerator": {"kind": "cpu"}}])
+    assert gpu_assignment.memory_by_role(on_cpu, gpus) == (0, 0)
+
+
+def test_a_trainer_that_does_not_fit_the_gpu_of_its_template_is_refused(job, tmp_path, monkeypatch):
+    monkeypatch.setattr(capacity, "_memory", lambda: (1 << 50, 1 << 50))
+    monkeypatch.setattr(capacity, "_check_disk", lambda *_: None)
+    config = {"model_type": "qwen2", "vocab_size": 152_064, "hidden_size": 3584, "intermediate_size": 18_944}
+    heads = {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(commands.json.dumps(config | heads))
+    found = job(trainer={"template": own("0")}, rollouts=[{"name": "main", "template": own("0")}])
+    with pytest.raises(CliError, match=r"spec\.trainer\.processesPerNode: the phase step .* needs 155\.5 GiB on a GPU"):
+        capacity.check(found, tmp_path, machine(1))
+    assert "; 90%" not in capacity.memory_plan(found, tmp_path, machine(1))[0]
+    alone = job(trainer={"template": own("0")}, rollouts=[{"name": "main"}])
+    assert "; 90% of 80.0 GiB can be used" in capacity.memory_plan(alone, tmp_path, machine(2))[0]
+
+
 def test_too_few_gpus_are_refused_with_numbers(job, manifest):
     (problem,) = field_support.errors(job(), machine(4))
     assert problem.startswith(
@@ -139,6 +186,15 @@ def test_explain_shows_the_assignment_and_the_meaning_of_auto(manifest, tmp_path
     assert text.endswith("# GPUs: trainer 0; rollout-main-0 1 (NVIDIA H100)\n")
     assert text.count("kind: nvidia") == 2 and "transport: nccl" in text
     assert "GPUs:" not in rljob("explain", "--cpu", path)[1]
+    manifest["spec"] |= {"trainer": {"template": own("1")}, "rollouts": [{"name": "main", "template": own("1")}]}
+    path.write_text(commands.json.dumps(manifest))
+    assert rljob("explain", path)[1].endswith("# GPUs: trainer 1; rollout-main-0 1 (NVIDIA H100)\n")
     monkeypatch.setattr(manifest_commands, "find_gpus", lambda: ())
     assert rljob("explain", path)[1].count("kind: cpu") == 2
     assert rljob("explain", "--gpu", path)[1].count("kind: nvidia") == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
+    monkeypatch.setattr(gpus_of_machine, "installed_gpus", lambda: machine(4))
+    note = "CUDA_VISIBLE_DEVICES='9' selects none of the 4 GPUs of this machine, so none is used"
+    assert f"# {note}\n" in rljob("explain", path)[1]
+    monkeypatch.setattr(job_checks, "find_gpus", lambda: ())
+    assert note in rljob("validate", path)[2]

@@ -344,6 +344,39 @@ def test_the_ranks_of_a_machine_share_the_copies_on_its_host():
     assert shared_host_bytes(model, replace(SETTINGS, copies=3)) == 14 * parameters, "one copy writes the checkpoint"
 
 
+def template(value):
+    return {"spec": {"containers": [{"name": "main", "env": [{"name": "CUDA_VISIBLE_DEVICES", "value": value}]}]}}
+
+
+def test_a_gpu_that_an_engine_shares_gives_no_microbatch(spec):
+    def shared(mine, theirs, **trainer):
+        return spec(pool={"template": template(theirs)}, template=template(mine), **trainer)
+
+    for mine, theirs in (("0", "0"), ("0,1", "1"), ("GPU-11", "GPU-11aa")):
+        found = shared(mine, theirs)
+        assert microbatch_tokens(found, policy("1.5B"), H100) == UNKNOWN_TOKENS
+        assert describe_plan(found, policy("1.5B"), H100)[0].endswith(
+            "microbatches of 4096 tokens and samples of up to 4096 (trainer and engine share the memory of a GPU that "
+            "their templates name)"
+        )
+    for mine, theirs in (("0", "1"), ("1", "11"), ("GPU-11aa", "GPU-11bb")):
+        assert microbatch_tokens(shared(mine, theirs), policy("1.5B"), H100) > UNKNOWN_TOKENS
+    assert microbatch_tokens(shared("0", "0", microbatchTokens=99), policy("1.5B"), H100) == 99
+    # The trainer alone must fit, with the default of a shared GPU.
+    (problem,) = trainer_problems(shared("0", "0"), policy("7B"), H100)
+    assert problem.startswith(
+        "spec.trainer.processesPerNode: the phase step of 7,615,616,512 parameters needs 155.5 GiB"
+    )
+    short = spec(length=512, pool={"template": template("0")}, template=template("0"))
+    (problem,) = trainer_problems(short, policy("1.5B"), 38 << 30)
+    assert problem.startswith("spec.trainer.microbatchTokens: a microbatch of 4096 tokens needs 38.8 GiB on a GPU, and")
+    assert "; set at most " in problem
+    given = spec(length=512, pool={"template": template("0")}, template=template("0"), microbatchTokens=8192)
+    (problem,) = trainer_problems(given, policy("1.5B"), 38 << 30)
+    assert "fit; lower it, or set spec.trainer.recompute" in problem
+    assert [*trainer_problems(shared("0", "0"), policy("1.5B"), H100)] == []
+
+
 def test_the_tokens_of_a_microbatch_leave_room_for_a_teacher(spec):
     taught = spec(processesPerNode=4, algorithm={"teacherModel": "big"})
     assert microbatch_tokens(taught, policy("1.5B", big="7B"), H100) < microbatch_tokens(

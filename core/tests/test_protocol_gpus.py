@@ -3,7 +3,7 @@
 import pytest
 
 from rljob.protocol import gpus
-from rljob.protocol.gpus import Gpu, find_gpus, from_files, parse_query, visible
+from rljob.protocol.gpus import Gpu, find_gpus, from_files, nothing_selected, parse_query, selection_problem, visible
 
 QUERY = """\
 0, GPU-11aa, 81559, NVIDIA H100 80GB HBM3
@@ -39,6 +39,45 @@ def test_the_variable_selects_as_cuda_does(value, found):
     selected = visible(MACHINE, value)
     assert [(gpu.visible_as, gpu.index) for gpu in selected] == found
     assert all(gpu.memory_bytes == MACHINE[gpu.index].memory_bytes for gpu in selected if gpu.index >= 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("0,2,", ""),
+        ("GPU-22, 0,MIG-5f", ""),
+        ("99", "'99', which is none of the GPUs 0, 1, 2"),
+        ("0,abc", "'abc', which is none of the GPUs 0, 1, 2"),
+        ("-1", "'-1', which is none of the GPUs 0, 1, 2"),
+        ("0,,1", "'', which is none of the GPUs 0, 1, 2"),
+        ("GPU-33", "'GPU-33', which is none of the GPUs 0, 1, 2"),
+        ("GPU-11", "'GPU-11', which is the beginning of several UUIDs"),
+        ("0,0", "'0', a GPU that it names before"),
+        ("0,GPU-11a", "'GPU-11a', a GPU that it names before"),
+        ("MIG-5f,MIG-5f", "'MIG-5f', a GPU that it names before"),
+    ],
+)
+def test_an_entry_that_names_no_gpu_or_one_again_is_found(value, problem):
+    assert selection_problem(MACHINE, value) == problem
+    assert problem or len(visible(MACHINE, value.rstrip(","))) == len(value.rstrip(",").split(","))
+
+
+def test_a_uuid_passes_where_a_uuid_is_not_known():
+    assert selection_problem((Gpu("0", 0),), "GPU-33") == ""
+    assert selection_problem((Gpu("0", 0),), "1") == "'1', which is none of the GPUs 0"
+    assert selection_problem((Gpu("GPU-22cc", 2, "GPU-22cc"),), "2") == ""
+
+
+@pytest.mark.parametrize("value", ["9", "abc"])
+def test_a_selection_of_no_gpu_is_said(value, monkeypatch):
+    monkeypatch.setattr(gpus, "installed_gpus", lambda: MACHINE)
+    sentence = f"CUDA_VISIBLE_DEVICES='{value}' selects none of the 3 GPUs of this machine, so none is used"
+    assert nothing_selected({"CUDA_VISIBLE_DEVICES": value}) == sentence
+    for hidden in ("", " ", "-1", "1"):
+        assert nothing_selected({"CUDA_VISIBLE_DEVICES": hidden}) == ""
+    assert nothing_selected({}) == ""
+    monkeypatch.setattr(gpus, "installed_gpus", tuple)
+    assert nothing_selected({"CUDA_VISIBLE_DEVICES": value}) == ""
 
 
 def test_without_nvidia_smi_the_drivers_files_list_the_gpus(tmp_path, monkeypatch):

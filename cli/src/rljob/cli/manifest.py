@@ -21,11 +21,11 @@ from rljob.api.resolve import resolve, with_absolute_paths
 from rljob.api.yaml_loader import YamlError, read_yaml
 from rljob.cli.options import File, Overrides, RunDir, default_directory, echo, echo_json, report
 from rljob.local import capacity, job_checks
-from rljob.local.gpu_assignment import assign, describe, kind_of
+from rljob.local.gpu_assignment import describe, gpus_of, kind_of
 from rljob.local.run_directory import RunDirectory
 from rljob.manifests.inputs import Cluster, RenderTarget, read_cluster
 from rljob.manifests.render import to_yaml
-from rljob.protocol.gpus import find_gpus
+from rljob.protocol.gpus import find_gpus, nothing_selected
 
 
 def validate(
@@ -74,11 +74,12 @@ def explain(
 
 def _explained(job: RLJob, gpu: bool | None) -> str:
     gpus = find_gpus()
+    note = "" if gpus else nothing_selected()
     accelerator: AcceleratorKind = kind_of(gpus) if gpu is None else "nvidia" if gpu else "cpu"
     resolved = with_absolute_paths(resolve(job, accelerator), Path.cwd())
     plan = capacity.memory_plan(resolved, default_directory(None, job.metadata.name), gpus)
     needs = describe_needs(resolved.spec.algorithm)
-    return expand(job, accelerator, filter(None, [*needs, describe(assign(resolved, gpus)), *plan]))
+    return expand(job, accelerator, filter(None, [*needs, describe(gpus_of(resolved, gpus)), note, *plan]))
 
 
 class Form(StrEnum):

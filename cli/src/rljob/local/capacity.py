@@ -25,7 +25,7 @@ from rljob.api.model_shape import ModelShape, shape_of
 from rljob.api.models import RLJob
 from rljob.api.resolve import in_storage
 from rljob.local.errors import CliError
-from rljob.local.gpu_assignment import TRAINER, assign
+from rljob.local.gpu_assignment import memory_by_role
 from rljob.local.memory_needs import CHECKPOINT_BYTES, Need, Sizes, memory_needs
 from rljob.protocol.checkpoint_files import WEIGHTS_PATTERN, read_header
 from rljob.protocol.gpus import Gpu
@@ -78,15 +78,6 @@ def check(job: RLJob, storage: Path, gpus: Sequence[Gpu] = ()) -> list[str]:
             f"{biggest.advice}, or end other programs"
         ]
     return []
-
-
-def memory_by_role(job: RLJob, gpus: Sequence[Gpu]) -> tuple[int, int]:
-    """Return the smallest memory of the trainer's GPUs and of the engines' GPUs; 0: none, or not known."""
-    of_trainer: list[int] = []
-    of_engines: list[int] = []
-    for component, assigned in assign(job, gpus).items():
-        (of_trainer if component == TRAINER else of_engines).extend(gpu.memory_bytes for gpu in assigned)
-    return min(of_trainer, default=0), min(of_engines, default=0)
 
 
 def memory_plan(job: RLJob, storage: Path, gpus: Sequence[Gpu]) -> list[str]:

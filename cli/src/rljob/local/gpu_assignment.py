@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rljob.api.gpu_names import entries
 from rljob.api.kubernetes import AcceleratorKind
 from rljob.api.models import RLJob
 from rljob.api.pod_models import main_variables
-from rljob.protocol.gpus import VISIBLE, Gpu, visible
+from rljob.protocol.gpus import VISIBLE, Gpu, selection_problem, visible
 
 TRAINER = "trainer"
 
@@ -77,6 +78,28 @@ def assign(job: RLJob, gpus: Sequence[Gpu]) -> dict[str, tuple[Gpu, ...]]:
     }
 
 
+def gpus_of(job: RLJob, gpus: Sequence[Gpu]) -> dict[str, tuple[Gpu, ...]]:
+    """Return component → the GPUs that rljob assigns, or that its role's template names, as far as they are known;
+    arguments as in :func:`assign`."""
+    assigned = assign(job, gpus)
+    return {
+        component: assigned[component] if demand.own is None else visible(gpus, demand.own)
+        for demand in demands(job)
+        for component in demand.components
+    }
+
+
+def memory_by_role(job: RLJob, gpus: Sequence[Gpu]) -> tuple[int, int]:
+    """Return the smallest memory of the trainer's GPUs and of the engines' GPUs; 0: none, or not known."""
+    of_trainer: list[int] = []
+    of_engines: list[int] = []
+    given = gpus_of(job, gpus)
+    for demand in demands(job):
+        used = [gpu.memory_bytes for component in demand.components for gpu in given[component][: demand.each]]
+        (of_trainer if TRAINER in demand.components else of_engines).extend(used)
+    return min(of_trainer, default=0), min(of_engines, default=0)
+
+
 def problems(job: RLJob, gpus: Sequence[Gpu]) -> Iterator[str]:
     """Yield a sentence if the machine has too few GPUs for a resolved job."""
     wanted = demands(job)
@@ -85,8 +108,11 @@ def problems(job: RLJob, gpus: Sequence[Gpu]) -> Iterator[str]:
             yield f"{demand.field}.accelerator.kind: this machine has no NVIDIA GPU; set auto (use what exists) or cpu"
         return
     for demand in wanted:
-        names = [name for name in (demand.own or "").split(",") if name.strip()]
-        if demand.own is not None and (named := len(names)) < demand.each:
+        if demand.own is None:
+            continue
+        if wrong := selection_problem(gpus, demand.own):
+            yield f"{demand.field}.template: {VISIBLE} names {wrong}; name each GPU that it needs once, or remove it"
+        elif (named := len(entries(demand.own))) < demand.each:
             yield (
                 f"{demand.field}.template: {VISIBLE} names {_count(named)} and {demand.what} needs {demand.each}; name "
                 "more, or remove it"
@@ -112,12 +138,8 @@ def describe(assignment: dict[str, tuple[Gpu, ...]]) -> str:
 
 
 def _free(wanted: Sequence[GpuDemand], gpus: Sequence[Gpu]) -> list[Gpu]:
-    named = {_identity(gpu) for demand in wanted if demand.own is not None for gpu in visible(gpus, demand.own)}
-    return [gpu for gpu in gpus if _identity(gpu) not in named]
-
-
-def _identity(gpu: Gpu) -> int | str:
-    return gpu.index if gpu.index >= 0 else gpu.visible_as  # a MIG device has no index
+    named = {gpu.key for demand in wanted if demand.own is not None for gpu in visible(gpus, demand.own)}
+    return [gpu for gpu in gpus if gpu.key not in named]
 
 
 def _own(template: dict[str, Any] | None) -> str | None:

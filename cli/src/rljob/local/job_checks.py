@@ -24,7 +24,7 @@ from rljob.local.gpu_assignment import kind_of
 from rljob.local.processes import environment_of
 from rljob.local.run_directory import MANIFEST, ROLES, RunDirectory
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
-from rljob.protocol.gpus import VISIBLE, Gpu, find_gpus
+from rljob.protocol.gpus import VISIBLE, Gpu, find_gpus, nothing_selected
 from rljob.protocol.startup import CHECK_REPORT
 
 CHECKED_COMPONENTS = ("trainer", "rollout", "runner", "rewards", "environments")
@@ -49,6 +49,8 @@ def prepare(job: RLJob, directory: RunDirectory, warn: Warn) -> RLJob:
         CliError: with exit code 2 and all errors, one per line; nothing was written.
     """
     gpus = find_gpus()
+    if not gpus and (note := nothing_selected()):
+        warn(note)
     job = with_absolute_paths(resolve(job, kind_of(gpus)), Path.cwd())
     directory.check(job)
     _raise_if_any([*field_support.errors(job, gpus), *environment_checks.problems(job, directory.path)])

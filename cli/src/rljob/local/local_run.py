@@ -76,7 +76,7 @@ def run_job(
         gpus = find_gpus()
         with screen, processes.reaper(run_directory.path):
             run = LocalRun(job, run_directory, screen, planner, backoff, gpus)
-            if assigned := gpu_assignment.describe(gpu_assignment.assign(job, gpus)):
+            if assigned := gpu_assignment.describe(gpu_assignment.gpus_of(job, gpus)):
                 screen.note(assigned)
             if run_directory.made_private:
                 screen.note(f"{run_directory.path} was readable by other users; now only you can read it")

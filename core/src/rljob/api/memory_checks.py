@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from rljob.api.algorithm_presets import POLICY, frozen_models
 from rljob.api.backend_checks import PLANNED
+from rljob.api.gpu_names import shares_gpu
 from rljob.api.memory_plan import (
     DTYPE_BYTES,
     GRANULE,
@@ -31,7 +32,7 @@ from rljob.api.roles import Lora, Trainer
 Shapes: TypeAlias = Mapping[str, ModelShape]
 """Name of an entry of `models` → its numbers. Models whose numbers are not known are left out."""
 UNKNOWN_TOKENS = 4096
-"""Tokens of a microbatch on a GPU for a model or a backend whose memory is not known."""
+"""Tokens of a microbatch on a GPU that an engine shares, or for a model or a backend whose memory is not known."""
 
 
 def longest_sample(spec: RLJobSpec) -> tuple[str, int]:
@@ -62,10 +63,11 @@ def settings_of(spec: RLJobSpec, models: Shapes, tokens: int | None = None) -> T
     trainer = spec.trainer
     assert trainer.dtype is not None, "resolve() sets it"
     critic, optimizer = models.get(spec.algorithm.critic_model or ""), trainer.critic_optimizer
+    shared = UNKNOWN_TOKENS if shares_gpu(spec) else 0
     return TrainerSettings(
         ranks=trainer.processes // trainer.parallelism.replicate,
         dtype=trainer.dtype,
-        tokens=tokens or largest_microbatch(spec, trainer.microbatch_tokens or 0),
+        tokens=tokens or largest_microbatch(spec, trainer.microbatch_tokens or shared),
         recompute=trainer.recompute,
         packing=_packing(trainer),
         adapters=_adapters(trainer.lora),
@@ -103,7 +105,11 @@ def unknown_memory(spec: RLJobSpec, models: Shapes, device_bytes: int) -> str:
         models: known ones.
         device_bytes: memory of a GPU; 0: not known.
     """
-    return unknown_model(spec, models) or ("" if device_bytes else "the memory of the device is not known")
+    if reason := unknown_model(spec, models):
+        return reason
+    if shares_gpu(spec):
+        return "trainer and engine share the memory of a GPU that their templates name"
+    return "" if device_bytes else "the memory of the device is not known"
 
 
 def unknown_model(spec: RLJobSpec, models: Shapes) -> str:
@@ -160,9 +166,10 @@ def trainer_problems(spec: RLJobSpec, models: Shapes, device_bytes: int, host_by
             f"raise spec.trainer.processesPerNode{less}"
         )
     else:
+        lower = "lower it" if shares_gpu(spec) else "lower it, or remove it"
         yield (
             f"spec.trainer.microbatchTokens: a microbatch of {settings.tokens} tokens needs {sentence}, where {most} "
-            f"tokens fit; lower it, or remove it{less}"
+            f"tokens fit; {lower if spec.trainer.microbatch_tokens else f'set at most {most}'}{less}"
         )
 
 
@@ -242,6 +249,8 @@ def describe_plan(spec: RLJobSpec, models: Shapes, device_bytes: int) -> list[st
     if (copies := spec.trainer.parallelism.replicate) > 1:
         ranks = f"{copies} copies of {ranks}"
     usable = f"; {USABLE:.0%} of {format_gib(device_bytes)} can be used" if on_gpu and device_bytes else ""
+    if on_gpu and spec.trainer.microbatch_tokens is None and (why := unknown_memory(spec, models, device_bytes)):
+        usable = f" ({why})"
     lines = [
         f"memory of the trainer's first process: {sizes(model, settings)}, {ranks}, {settings.dtype}, "
         f"microbatches of {tokens} tokens and samples of up to {longest_sample(spec)[1]}{usable}"

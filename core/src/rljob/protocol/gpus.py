@@ -2,7 +2,7 @@
 
 ``nvidia-smi`` lists the GPUs of the machine or the container with their memory. Without it the driver's files list
 them. CUDA_VISIBLE_DEVICES selects from the list as CUDA does. The command line, the trainer's check and the adapter of
-vLLM use this module; everything except :func:`installed_gpus` is pure.
+vLLM use this module; everything except :func:`installed_gpus` and its callers is pure.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rljob.api.gpu_names import UUID_PREFIXES, VISIBLE, entries
+
 log = logging.getLogger(__name__)
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 PCI_ORDER = "PCI_BUS_ID"
 """Value of :data:`ORDER` with which CUDA numbers GPUs as nvidia-smi does."""
@@ -26,7 +27,6 @@ QUERY_SECONDS = 30.0
 """Without persistence mode nvidia-smi initializes the driver first, which takes seconds."""
 DRIVER = Path("/proc/driver/nvidia/gpus")
 DEVICES = Path("/dev")
-UUID_PREFIXES = ("GPU-", "MIG-")
 _MEBIBYTE = 1 << 20
 
 
@@ -43,6 +43,11 @@ class Gpu:
     uuid: str = ""
     memory_bytes: int = 0
     name: str = ""
+
+    @property
+    def key(self) -> int | str:
+        """The same for all names of a GPU."""
+        return self.index if self.index >= 0 else self.visible_as  # a MIG device has no index
 
 
 def find_gpus(environment: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
@@ -73,6 +78,39 @@ def visible(installed: Sequence[Gpu], value: str | None) -> tuple[Gpu, ...]:
         else:
             break
     return tuple(found)
+
+
+def selection_problem(installed: Sequence[Gpu], value: str) -> str:
+    """Return which entry of CUDA_VISIBLE_DEVICES names no GPU, or one again; empty if there is none.
+
+    A MIG device passes. So does a UUID if the UUID of a GPU is not known.
+
+    Args:
+        installed: GPUs that may be named.
+        value: the variable.
+    """
+    found: set[int | str] = set()
+    for entry in entries(value):
+        named = [gpu for gpu in installed if _names(entry, gpu) or entry == gpu.visible_as]
+        uncertain = entry.startswith("GPU-") and not all(gpu.uuid for gpu in installed)
+        if len(named) > 1:
+            return f"{entry!r}, which is the beginning of several UUIDs"
+        if not named and not uncertain and not entry.startswith("MIG-"):
+            return f"{entry!r}, which is none of the GPUs {', '.join(gpu.visible_as for gpu in installed)}"
+        key = named[0].key if named else entry
+        if key in found:
+            return f"{entry!r}, a GPU that it names before"
+        found.add(key)
+    return ""
+
+
+def nothing_selected(environment: Mapping[str, str] | None = None) -> str:
+    """Return a sentence if CUDA_VISIBLE_DEVICES selects none of the GPUs that exist; empty if it is empty or -1, with
+    which GPUs are hidden on purpose."""
+    value = (os.environ if environment is None else environment).get(VISIBLE, "").strip()
+    if value in ("", "-1") or not (installed := installed_gpus()) or visible(installed, value):
+        return ""
+    return f"{VISIBLE}={value!r} selects none of the {len(installed)} GPUs of this machine, so none is used"
 
 
 def _names(entry: str, gpu: Gpu) -> bool:
