@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rljob.api.gpu_names import VISIBLE
 from rljob.api.models import RLJob
 from rljob.api.pod_models import main_container, main_variables
 from rljob.api.resolve import in_storage
@@ -16,7 +17,7 @@ from rljob.api.roles import Coordinator, Environment, Reward, Rollout, Runner, T
 from rljob.local.gpu_assignment import assign
 from rljob.local.processes import ProcessCommand
 from rljob.protocol.environment import SEED
-from rljob.protocol.gpus import VISIBLE, Gpu
+from rljob.protocol.gpus import Gpu
 from rljob.protocol.model_cache import endpoint_variables
 
 HOST = "127.0.0.1"

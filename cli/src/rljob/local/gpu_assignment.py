@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rljob.api.gpu_names import entries
+from rljob.api.gpu_names import VISIBLE, entries
 from rljob.api.kubernetes import AcceleratorKind
 from rljob.api.models import RLJob
 from rljob.api.pod_models import main_variables
-from rljob.protocol.gpus import VISIBLE, Gpu, selection_problem, visible
+from rljob.protocol.gpus import Gpu, selection_problem, visible
 
 TRAINER = "trainer"
 

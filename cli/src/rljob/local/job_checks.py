@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rljob.api.gpu_names import VISIBLE
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve, with_absolute_paths
 from rljob.local import capacity, environment_checks, field_support
@@ -24,7 +25,7 @@ from rljob.local.gpu_assignment import kind_of
 from rljob.local.processes import environment_of
 from rljob.local.run_directory import MANIFEST, ROLES, RunDirectory
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
-from rljob.protocol.gpus import VISIBLE, Gpu, find_gpus, nothing_selected
+from rljob.protocol.gpus import Gpu, find_gpus, nothing_selected
 from rljob.protocol.startup import CHECK_REPORT
 
 CHECKED_COMPONENTS = ("trainer", "rollout", "runner", "rewards", "environments")
