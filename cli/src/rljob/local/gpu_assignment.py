@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from rljob.api.gpu_names import VISIBLE, entries
+from rljob.api.gpu_names import VISIBLE, entries, selection_of
 from rljob.api.kubernetes import AcceleratorKind
 from rljob.api.models import RLJob
-from rljob.api.pod_models import main_variables
 from rljob.protocol.gpus import Gpu, selection_problem, visible
 
 TRAINER = "trainer"
@@ -49,13 +47,13 @@ def demands(job: RLJob) -> list[GpuDemand]:
     """Return the demand of each role of a resolved job that runs on GPUs."""
     trainer, found = job.spec.trainer, []
     if trainer.accelerator.kind == "nvidia":
-        own = _own(trainer.template)
+        own = selection_of(trainer)
         each = trainer.processes_per_node
         found.append(GpuDemand("spec.trainer", "the trainer", "processesPerNode", (TRAINER,), each, own))
     for i, pool in enumerate(job.spec.rollouts):
         if pool.accelerator.kind == "nvidia":
             names = tuple(f"rollout-{pool.name}-{engine}" for engine in range(pool.replicas.min))
-            what, own = f"pool {pool.name}", _own(pool.template)
+            what, own = f"pool {pool.name}", selection_of(pool)
             number = "replicas.min" if pool.devices == 1 else "parallelism"
             found.append(GpuDemand(f"spec.rollouts[{i}]", what, number, names, pool.devices, own))
     return found
@@ -140,10 +138,6 @@ def describe(assignment: dict[str, tuple[Gpu, ...]]) -> str:
 def _free(wanted: Sequence[GpuDemand], gpus: Sequence[Gpu]) -> list[Gpu]:
     named = {gpu.key for demand in wanted if demand.own is not None for gpu in visible(gpus, demand.own)}
     return [gpu for gpu in gpus if gpu.key not in named]
-
-
-def _own(template: dict[str, Any] | None) -> str | None:
-    return main_variables(template).get(VISIBLE)
 
 
 def _product(demand: GpuDemand) -> str:

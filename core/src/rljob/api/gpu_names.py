@@ -16,9 +16,14 @@ def entries(value: str) -> list[str]:
     return names if names[-1] else names[:-1]
 
 
+def selection_of(role: Trainer | Rollout) -> str | None:
+    """Return CUDA_VISIBLE_DEVICES of the template of a role; None if it does not set it."""
+    return main_variables(role.template).get(VISIBLE)
+
+
 def named_gpus(role: Trainer | Rollout) -> list[str]:
     """Return the GPUs that the template of a role on GPUs names."""
-    return entries(main_variables(role.template).get(VISIBLE, "")) if role.accelerator.kind == "nvidia" else []
+    return entries(selection_of(role) or "") if role.accelerator.kind == "nvidia" else []
 
 
 def shares_gpu(spec: RLJobSpec) -> bool:
