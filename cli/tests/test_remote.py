@@ -326,6 +326,26 @@ def test_only_a_coordinator_without_a_pod_is_reported_as_gone(
         CoordinatorApi(Namespace(Api(Access("https://k:1")), "team-a"), ended).ask("/v1/status", dict)
 
 
+@pytest.mark.parametrize(
+    "metadata, sentence",
+    [
+        ({}, "the coordinator of sums is starting; try again"),
+        ({"deletionTimestamp": "now"}, "sums has succeeded and its coordinator has gone"),
+    ],
+    ids=["it starts", "it leaves"],
+)
+def test_a_pending_coordinator_of_a_finished_job_is_not_reported_as_gone(
+    monkeypatch: pytest.MonkeyPatch, metadata: dict[str, str], sentence: str
+) -> None:
+    pending = pod("sums-coordinator-0")
+    pending["metadata"] |= metadata
+    pending["status"]["phase"] = "Pending"
+    monkeypatch.setattr(Namespace, "pods", lambda self, job, role="": [pending])
+    ended = {"metadata": {"name": "sums"}, "spec": {}, "status": {"conditions": [condition("Complete")]}}
+    with pytest.raises(CoordinatorUnavailableError, match=re.escape(sentence)):
+        CoordinatorApi(Namespace(Api(Access("https://k:1")), "team-a"), ended).ask("/v1/status", dict)
+
+
 def condition(kind: str) -> dict[str, str]:
     return {"type": kind, "status": "True", "reason": kind, "message": ""}
 

@@ -129,6 +129,7 @@ def done(node: Node, namespace: str, installed: Installation, run: Path) -> Job:
     job = Job(node, namespace, manifest(DONE, installed.images["runner"], DONE))
     job.apply()
     job.until(lambda: job.condition("Complete")[0] == "True", 90, "Complete")
+    job.has_pods("coordinator", 1, 90)  # the run may end before the node reports that the pod runs
     return job
 
 

@@ -107,21 +107,20 @@ class CoordinatorApi:
                 raise self._unavailable(error) from None
 
     def _pod(self) -> Object:
-        running = self._running()
-        if not running:
-            raise CoordinatorUnavailableError(self.unavailable_reason())
-        return running[-1]
-
-    def _running(self) -> list[Object]:
         pods = self._namespace.pods(self._name, COORDINATOR)
-        return [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]
+        if running := [pod for pod in pods if _phase(pod) == "Running"]:
+            return running[-1]
+        # A run may end before the node reports that the pod runs; and a lost pod of a finished job is replaced.
+        if not is_active(self._body) and _remaining(pods):
+            raise CoordinatorUnavailableError(f"the coordinator of {self._name} is starting; try again")
+        raise CoordinatorUnavailableError(self.unavailable_reason())
 
     def _unavailable(self, error: CliError) -> CoordinatorUnavailableError:
         """Return the error of a failed request; for an active job it contains the cause."""
         if is_active(self._body):
             return CoordinatorUnavailableError(f"{self.unavailable_reason()} ({error.sentence})")
         # The pod of a finished job may have ended; while it runs, its data is available.
-        if any("deletionTimestamp" not in pod["metadata"] for pod in self._running()):
+        if _remaining(self._namespace.pods(self._name, COORDINATOR)):
             return CoordinatorUnavailableError(
                 f"the coordinator of {self._name} does not answer: {error.sentence}; try again"
             )
@@ -157,6 +156,15 @@ class CoordinatorApi:
         if self._storage.get("ledger") is None:
             return f"its claim {self.claim} keeps ledger and checkpoints"
         return f"its claims {ledger_claim_name(self._name)} and {self.claim} keep ledger and checkpoints"
+
+
+def _phase(pod: Object) -> str:
+    return str(pod.get("status", {}).get("phase", ""))
+
+
+def _remaining(pods: list[Object]) -> list[Object]:
+    """The pods that run or will run."""
+    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and _phase(pod) in ("Running", "Pending")]
 
 
 def _read_all(answer: http.client.HTTPResponse) -> bytes:
