@@ -6,7 +6,8 @@ A cell is a model size in MB, after an x the tensor parallel size of the engine,
 the transport if it is not gloo: 95x2, 1000s2, 95s2ipc. For each cell this program is the trainer and the agents of the
 servers: it packs the weights while it sends them, and carries out the updates with the agent's code. As many processes
 as the servers have workers only receive, in groups like those of the servers. Each repeat measures, in sequence, so
-that all figures alternate on one machine:
+that all figures alternate on one machine (the servers are stopped while the others but ``update`` and ``load`` are
+measured):
 
 - ``raw``: gloo broadcasts of the same bytes in the same buckets by torch.distributed, to the processes that only
   receive, as one group;
@@ -28,6 +29,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -134,7 +136,7 @@ async def measure(cell: Cell, repeats: int) -> dict[str, float]:
             for server in servers:
                 await server.wait_healthy()
             figures = Figures()
-            await _repeat(model, cell, [s.client for s in servers], receivers, figures, repeats, directory / "model")
+            await _repeat(model, cell, servers, receivers, figures, repeats, directory / "model")
         finally:
             receivers.end()
             for server in servers:
@@ -145,25 +147,27 @@ async def measure(cell: Cell, repeats: int) -> dict[str, float]:
 async def _repeat(
     model: Qwen2ForCausalLM,
     cell: Cell,
-    engines: list[EngineClient],
+    servers: list[EngineProcess],
     receivers: Receivers,
     figures: Figures,
     repeats: int,
     source: Path,
 ) -> None:
+    engines: list[EngineClient] = [server.client for server in servers]
     trainer = Trainer(model, cell, engines)
     for version in range(repeats + 1):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=1e-3)
         weights = await trainer.update(version, figures)
-        trainer.pack_alone(figures)
-        with figures.timed("checksum"):
-            PackedWeights.of(weights.plan, weights.buckets).digest()
-        figures.add("raw", await asyncio.to_thread(receivers.raw, weights))
-        figures.add_both("wire", await asyncio.to_thread(receivers.wire, weights, cell.tensor))
-        if cell.servers > 1:
-            figures.add_both("shared", await asyncio.to_thread(receivers.wire, weights, cell.servers * cell.tensor))
+        with _stopped(servers):
+            trainer.pack_alone(figures)
+            with figures.timed("checksum"):
+                PackedWeights.of(weights.plan, weights.buckets).digest()
+            figures.add("raw", await asyncio.to_thread(receivers.raw, weights))
+            figures.add_both("wire", await asyncio.to_thread(receivers.wire, weights, cell.tensor))
+            if cell.servers > 1:
+                figures.add_both("shared", await asyncio.to_thread(receivers.wire, weights, cell.servers * cell.tensor))
         figures.add("load", max(await asyncio.gather(*(_load(engine, source) for engine in engines))))
         for engine in engines:
             sampling = SamplingParams(1.0, 4, [], version)
@@ -172,6 +176,18 @@ async def _repeat(
         sys.stderr.write(
             " ".join(f"{name} {values[-1] * 1000:.1f} ms" for name, values in figures.seconds.items()) + "\n"
         )
+
+
+@contextmanager
+def _stopped(servers: list[EngineProcess]) -> Iterator[None]:
+    """Stop the servers' processes meanwhile: idle workers of vLLM poll each other and take a core."""
+    try:
+        for server in servers:
+            os.killpg(server.pid, signal.SIGSTOP)
+        yield
+    finally:
+        for server in servers:
+            os.killpg(server.pid, signal.SIGCONT)
 
 
 class Trainer:
