@@ -182,13 +182,15 @@ out = WeightSender('127.0.0.1', 30.0, 'gloo')
 info = out.open('e', False)
 print(info.group, info.port, flush=True)
 sent = []
-def broadcast(*args, plain=WeightGroup.broadcast):
-    plain(*args)
+def begin_broadcast(*args, plain=WeightGroup.begin_broadcast):
+    wait = plain(*args)
     sent.append(1)
     if len(sent) == 6:  # three of the members' proof, three buckets
+        wait()
         print('in the middle', flush=True)
         sys.stdin.read()
-WeightGroup.broadcast = broadcast
+    return wait
+WeightGroup.begin_broadcast = begin_broadcast
 out.send('e', pack(tensors, 20_000))
 """
 

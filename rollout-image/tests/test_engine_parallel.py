@@ -100,15 +100,17 @@ async def test_a_worker_that_is_killed_during_an_update_costs_the_engine_only(ru
     run.trainer.change()
     message = run.trainer.prepare(run.engine)
     group = run.trainer.sender._opened[run.engine].group
-    middle, gone, plain = threading.Event(), threading.Event(), group.broadcast
+    middle, gone, plain = threading.Event(), threading.Event(), group.begin_broadcast
 
-    def broadcast(*arguments):
+    def begin_broadcast(*arguments):
         if middle.is_set():
             gone.wait()
-        plain(*arguments)
+        wait = plain(*arguments)
+        wait()
         middle.set()
+        return wait
 
-    monkeypatch.setattr(group, "broadcast", broadcast)
+    monkeypatch.setattr(group, "begin_broadcast", begin_broadcast)
     processes = family(run)
     sending = asyncio.create_task(asyncio.to_thread(run.trainer.sender.send, run.engine, run.trainer.packed()))
     await run.coordinator.send(message)

@@ -15,7 +15,7 @@ import torch
 
 from rljob.transfer import bucket_wires, shared_memory
 from rljob.transfer.bucket_buffers import BucketBuffers
-from rljob.transfer.bucket_wires import StagedWire, wire_buffers
+from rljob.transfer.bucket_wires import PlainWire, StagedWire, wire_buffers
 from rljob.transfer.packed_weights import pack
 from rljob.transfer.rendezvous import RendezvousListener
 from rljob.transfer.rounds import send_round
@@ -160,17 +160,38 @@ def test_a_gpu_holds_two_parts_of_a_bucket_and_copies_one_while_the_other_is_on_
     for size in (4500, 10, 1000):
         bucket = shared(size)
         group.events, group.sent = [], b""
-        wire.send(group, bucket, time.monotonic() + 60)
+        wire.begin_send(group, bucket, time.monotonic() + 60)
         assert group.sent == bytes(bucket.numpy()) and not group.running
         assert group.events == [1, 2, 2, 2, 2][: -(-size // 1000)]
         assert sum(stage.nbytes for stage in wire._stages) == 2000
+
+
+def test_gloo_has_the_next_bucket_before_the_one_on_the_wire_is_waited_for():
+    events, weights = [], pack([(f"t{i}", torch.ones(500)) for i in range(4)], 1000)
+
+    def begin_broadcast(tensor, root, deadline):
+        number = sum(event[0] == "begin" for event in events)
+        events.append(("begin", number))
+        return lambda: events.append(("wait", number))
+
+    def broadcast(tensor, root, deadline):
+        events.append(("digest", root))
+
+    group = SimpleNamespace(
+        rank=0, size=2, device="cpu", wire=PlainWire(), begin_broadcast=begin_broadcast, broadcast=broadcast
+    )
+    send_round(group, weights, time.monotonic() + 60)
+    assert events[:8] == [
+        ("begin", 0), ("begin", 1), ("wait", 0), ("begin", 2), ("wait", 1), ("begin", 3), ("wait", 2), ("wait", 3),
+    ]  # fmt: skip
+    assert events[8:] == [("digest", 0), ("digest", 1)]
 
 
 def test_a_worker_receives_the_parts_that_the_sender_stages(monkeypatch):
     monkeypatch.setattr(bucket_wires, "STAGE_BYTES", 1000)
     parts, bucket, got = list(shared(4500).split(1000)), shared(4500), torch.zeros(4500, dtype=torch.uint8)
     group = SimpleNamespace(broadcast=lambda tensor, root, deadline: tensor.copy_(parts.pop(0)))
-    StagedWire().receive(group, got, 0.0)
+    StagedWire().begin_receive(group, got, 0.0)()
     assert got.equal(bucket) and not parts
 
 

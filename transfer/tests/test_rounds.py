@@ -176,13 +176,18 @@ def test_every_worker_of_an_engine_gets_every_tensor(start):
 def test_no_worker_uses_an_update_of_which_another_one_received_other_bytes(start, monkeypatch, spoiled, transport):
     sender, engines = start(40_000, transport=transport)
     wire = engines[spoiled - 1].receiver._group.wire
-    plain = wire.receive
+    plain = wire.begin_receive
 
     def spoil(group, bucket, deadline):
-        plain(group, bucket, deadline)
-        bucket[5] += 1
+        received = plain(group, bucket, deadline)
 
-    monkeypatch.setattr(wire, "receive", spoil)
+        def wait():
+            received()
+            bucket[5] += 1
+
+        return wait
+
+    monkeypatch.setattr(wire, "begin_receive", spoil)
     weights = pack(tensors(), 40_000, buffers=wire_buffers(transport, "cpu"))
     receiving = Receiving(engines, weights.parameters)
     with pytest.raises(ValueError, match=f"rank {spoiled} received other bytes"):
@@ -219,6 +224,10 @@ class Playback:
     def broadcast(self, tensor, root, deadline):
         if root == SENDER_RANK:
             tensor.copy_(self._messages.pop(0))
+
+    def begin_broadcast(self, tensor, root, deadline):
+        self.broadcast(tensor, root, deadline)
+        return lambda: None
 
 
 def test_a_receiver_uses_the_memory_of_few_buckets_for_all_updates():

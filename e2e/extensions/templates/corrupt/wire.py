@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from rljob.transfer import receiver
+from rljob.transfer.bucket_wires import Wait
 from rljob.transfer.rounds import WiredMember, receive_round
 
 log = logging.getLogger(__name__)
@@ -41,16 +42,24 @@ class _CorruptMember:
 
     def __init__(self, group: WiredMember) -> None:
         self.rank, self.size, self.device, self.wire = group.rank, group.size, group.device, group.wire
-        self.begin_broadcast = group.begin_broadcast  # of NCCL only
         self._group = group
         self._broadcasts = 0
 
     def broadcast(self, tensor: torch.Tensor, root: int, deadline: float) -> None:
-        self._group.broadcast(tensor, root, deadline)
+        self.begin_broadcast(tensor, root, deadline)()
+
+    def begin_broadcast(self, tensor: torch.Tensor, root: int, deadline: float) -> Wait:
+        received = self._group.begin_broadcast(tensor, root, deadline)
         self._broadcasts += 1
-        if self._broadcasts == 1:
-            tensor[3::4] ^= 0x80
-            log.warning(MESSAGE)
+        first = self._broadcasts == 1
+
+        def wait() -> None:
+            received()
+            if first:
+                tensor[3::4] ^= 0x80
+                log.warning(MESSAGE)
+
+        return wait
 
 
 def _receive_round(group: WiredMember, *arguments: Any) -> str:

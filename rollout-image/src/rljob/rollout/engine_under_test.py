@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from rljob.protocol.messages import PrepareWeights, Probe, SamplingParams
 from rljob.rollout.adapters.base import EngineClient, GenerationOutput, unpack_ints
 from rljob.rollout.adapters.update_steps import PAUSE, RECEIVE, RESUME, SCORE, StepError, carry_out
+from rljob.transfer.bucket_wires import Wait
 from rljob.transfer.packed_weights import pack
 from rljob.transfer.rendezvous import SENDER_RANK, Rendezvous, RendezvousListener
 from rljob.transfer.rounds import send_round
@@ -172,13 +173,15 @@ class _CorruptSender:
 
     def __init__(self, group: WeightGroup, corrupted: int) -> None:
         self.rank, self.size, self.device, self.wire = group.rank, group.size, group.device, group.wire
-        self.begin_broadcast = group.begin_broadcast  # of NCCL only
         self._group = group
         self._left = corrupted
 
     def broadcast(self, tensor: torch.Tensor, root: int, deadline: float) -> None:
+        self.begin_broadcast(tensor, root, deadline)()
+
+    def begin_broadcast(self, tensor: torch.Tensor, root: int, deadline: float) -> Wait:
         if root == SENDER_RANK and self._left == 0:
             tensor = tensor.clone()
             tensor[3::4] ^= 0x80  # the sign of a float32
         self._left -= 1
-        self._group.broadcast(tensor, root, deadline)
+        return self._group.begin_broadcast(tensor, root, deadline)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -26,12 +26,16 @@ NOT_HERE = (
 )
 
 
+Wait: TypeAlias = Callable[[], None]
+"""Waits for the end of an operation, and raises its error."""
+
+
 class Members(Protocol):
     """The part of a weight group that the wires use."""
 
     device: str
 
-    def begin_broadcast(self, tensor: torch.Tensor, root: int, deadline: float) -> Callable[[], None]:
+    def begin_broadcast(self, tensor: torch.Tensor, root: int, deadline: float) -> Wait:
         """Begin what ``broadcast`` does; the result waits for the end."""
 
     def broadcast(self, tensor: torch.Tensor, root: int, deadline: float) -> None:
@@ -39,13 +43,17 @@ class Members(Protocol):
 
 
 class BucketWire(Protocol):
-    """Moves buckets from the sender of a group to its workers. All errors are RuntimeErrors."""
+    """Moves buckets from the sender of a group to its workers. All errors are RuntimeErrors.
 
-    def send(self, group: Members, bucket: torch.Tensor, deadline: float) -> None:
-        """Send a bucket: uint8, on the host. It does not change before the end of the round."""
+    The results of both methods wait for the end. Another bucket may be begun before: gloo moves it while Python hashes
+    and loads. The other wires have moved a bucket when the methods return.
+    """
 
-    def receive(self, group: Members, bucket: torch.Tensor, deadline: float) -> None:
-        """Receive a bucket into memory of its size on the device of the group."""
+    def begin_send(self, group: Members, bucket: torch.Tensor, deadline: float) -> Wait:
+        """Begin to send a bucket: uint8, on the host. It does not change before the end of the round."""
+
+    def begin_receive(self, group: Members, bucket: torch.Tensor, deadline: float) -> Wait:
+        """Begin to receive a bucket into memory of its size on the device of the group."""
 
     def sending(self, group: Members) -> AbstractContextManager[object]:
         """Return a context for everything that the sender does in a round, the digests included."""
@@ -58,13 +66,13 @@ class PlainWire:
         """See :class:`BucketWire`."""
         return nullcontext()
 
-    def send(self, group: Members, bucket: torch.Tensor, deadline: float) -> None:
+    def begin_send(self, group: Members, bucket: torch.Tensor, deadline: float) -> Wait:
         """See :class:`BucketWire`."""
-        group.broadcast(bucket, SENDER_RANK, deadline)
+        return group.begin_broadcast(bucket, SENDER_RANK, deadline)
 
-    def receive(self, group: Members, bucket: torch.Tensor, deadline: float) -> None:
+    def begin_receive(self, group: Members, bucket: torch.Tensor, deadline: float) -> Wait:
         """See :class:`BucketWire`."""
-        group.broadcast(bucket, SENDER_RANK, deadline)
+        return group.begin_broadcast(bucket, SENDER_RANK, deadline)
 
 
 class StagedWire:
@@ -81,11 +89,11 @@ class StagedWire:
             self._stream = torch.cuda.Stream(group.device)
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    def send(self, group: Members, bucket: torch.Tensor, deadline: float) -> None:
-        """See :class:`BucketWire`."""
+    def begin_send(self, group: Members, bucket: torch.Tensor, deadline: float) -> Wait:
+        """See :class:`BucketWire`. Nothing is left to wait for: the next bucket needs the stages."""
         if not self._stages:
             self._stages = [torch.empty(STAGE_BYTES, dtype=torch.uint8, device=group.device) for _ in range(2)]
-        before: Callable[[], None] | None = None
+        before: Wait | None = None
         for i, part in enumerate(bucket.split(STAGE_BYTES)):
             stage = self._stages[i % 2][: len(part)]  # its last broadcast, before the one before, has ended
             stage.copy_(part, non_blocking=True)
@@ -95,23 +103,26 @@ class StagedWire:
             before = wait
         if before is not None:
             before()
+        return _nothing
 
-    def receive(self, group: Members, bucket: torch.Tensor, deadline: float) -> None:
+    def begin_receive(self, group: Members, bucket: torch.Tensor, deadline: float) -> Wait:
         """See :class:`BucketWire`."""
         for part in bucket.split(STAGE_BYTES):
             group.broadcast(part, SENDER_RANK, deadline)
+        return _nothing
 
 
 class SharedMemoryWire(PlainWire):
     """Broadcasts of the place of each bucket, for ipc: each worker copies it from the trainer's memory, so an engine
     more is no work for the trainer. The memory is on the host, so it does not matter which GPUs a process can see."""
 
-    def send(self, group: Members, bucket: torch.Tensor, deadline: float) -> None:
+    def begin_send(self, group: Members, bucket: torch.Tensor, deadline: float) -> Wait:
         """See :class:`BucketWire`. ``bucket`` has memory of :func:`wire_buffers`."""
         message = torch.frombuffer(bytearray(handle_of(bucket).encode()), dtype=torch.uint8)
         group.broadcast(message, SENDER_RANK, deadline)
+        return _nothing
 
-    def receive(self, group: Members, bucket: torch.Tensor, deadline: float) -> None:
+    def begin_receive(self, group: Members, bucket: torch.Tensor, deadline: float) -> Wait:
         """See :class:`BucketWire`."""
         message = torch.zeros(HANDLE_BYTES, dtype=torch.uint8)
         group.broadcast(message, SENDER_RANK, deadline)
@@ -119,6 +130,11 @@ class SharedMemoryWire(PlainWire):
             read_shared(Handle.decode(bytes(message.numpy())), bucket)
         except OSError as error:
             raise RuntimeError(NOT_HERE.format(error)) from error
+        return _nothing
+
+
+def _nothing() -> None:
+    """Wait for nothing."""
 
 
 WIRES: dict[str, type[BucketWire]] = {"gloo": PlainWire, "nccl": StagedWire, "ipc": SharedMemoryWire}
@@ -148,9 +164,9 @@ def prove_one_machine(group: Members, rank: int, size: int, deadline: float) -> 
     if rank == SENDER_RANK:
         content = torch.from_numpy(shared_memory(PROOF_BYTES))
         content.copy_(torch.frombuffer(bytearray(secrets.token_bytes(PROOF_BYTES)), dtype=torch.uint8))
-        wire.send(group, content, deadline)
+        wire.begin_send(group, content, deadline)()
     else:
-        wire.receive(group, content, deadline)
+        wire.begin_receive(group, content, deadline)()
     sent = content.clone()
     group.broadcast(sent, SENDER_RANK, deadline)
     if not sent.equal(content):

@@ -1,6 +1,7 @@
 """One round of weights in a weight group, by the wire format of :mod:`rljob.protocol.weights`: both ends.
 
-While the receiver loads a bucket, the next ones arrive in a thread.
+While the receiver loads a bucket, the next ones arrive in a thread. Over gloo two buckets are on the wire at a time, so
+that it never waits for Python.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from rljob.transfer.bucket_buffers import BucketBuffers
-from rljob.transfer.bucket_wires import BucketWire, Members
+from rljob.transfer.bucket_wires import BucketWire, Members, Wait
 from rljob.transfer.checksum import Checksum
 from rljob.transfer.membership import Member
 from rljob.transfer.packed_weights import PackedWeights
@@ -44,8 +45,14 @@ def send_round(group: WiredMember, weights: PackedWeights, deadline: float) -> s
         ValueError: a worker received other bytes.
     """
     with group.wire.sending(group):
+        before: Wait | None = None
         for i in range(len(weights.plan.buckets)):
-            group.wire.send(group, weights.bucket(i, deadline), deadline)
+            wait = group.wire.begin_send(group, weights.bucket(i, deadline), deadline)
+            if before is not None:
+                before()
+            before = wait
+        if before is not None:
+            before()
         own = bytes.fromhex(weights.digest())
         receipts = _exchange_digests(group, own, deadline)
     for rank, receipt in enumerate(receipts):
@@ -78,17 +85,17 @@ def receive_round(
     checksum, buffers = Checksum(), buffers or BucketBuffers(KEPT_BUCKETS)
     stream = torch.cuda.current_stream(group.device) if group.device.startswith("cuda") else None
 
-    def receive(size: int) -> torch.Tensor:
+    def receive(size: int) -> tuple[torch.Tensor, Wait]:
         with nullcontext() if stream is None else torch.cuda.stream(stream):  # of load(): it orders the reuse of memory
             packed = torch.empty(size, dtype=torch.uint8, device=group.device) if stream else buffers.take(size)
-            group.wire.receive(group, packed, deadline)
-        return packed
+            return packed, group.wire.begin_receive(group, packed, deadline)
 
     wire = ThreadPoolExecutor(1, "receive-weights")
     try:
         arriving = deque(wire.submit(receive, size) for size in plan.sizes[:AHEAD])
         for i, pieces in enumerate(plan.buckets):
-            packed = arriving.popleft().result()
+            packed, wait = arriving.popleft().result()
+            wait()
             if i + AHEAD < len(plan.sizes):
                 arriving.append(wire.submit(receive, plan.sizes[i + AHEAD]))
             _load(packed, pieces, checksum, load)
