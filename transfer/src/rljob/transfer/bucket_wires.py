@@ -7,7 +7,7 @@ of its broadcasts.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeAlias
 
@@ -93,17 +93,14 @@ class StagedWire:
         """See :class:`BucketWire`. Nothing is left to wait for: the next bucket needs the stages."""
         if not self._stages:
             self._stages = [torch.empty(STAGE_BYTES, dtype=torch.uint8, device=group.device) for _ in range(2)]
-        before: Wait | None = None
+        wait_one_behind(self._begin_parts(group, bucket, deadline))
+        return _nothing
+
+    def _begin_parts(self, group: Members, bucket: torch.Tensor, deadline: float) -> Iterator[Wait]:
         for i, part in enumerate(bucket.split(STAGE_BYTES)):
             stage = self._stages[i % 2][: len(part)]  # its last broadcast, before the one before, has ended
             stage.copy_(part, non_blocking=True)
-            wait = group.begin_broadcast(stage, SENDER_RANK, deadline)  # after the copy, by the stream
-            if before is not None:
-                before()
-            before = wait
-        if before is not None:
-            before()
-        return _nothing
+            yield group.begin_broadcast(stage, SENDER_RANK, deadline)  # after the copy, by the stream
 
     def begin_receive(self, group: Members, bucket: torch.Tensor, deadline: float) -> Wait:
         """See :class:`BucketWire`."""
@@ -131,6 +128,15 @@ class SharedMemoryWire(PlainWire):
         except OSError as error:
             raise RuntimeError(NOT_HERE.format(error)) from error
         return _nothing
+
+
+def wait_one_behind(operations: Iterable[Wait]) -> None:
+    """Wait for each operation once the next one has begun. ``operations`` begins them one after the other."""
+    before = _nothing
+    for wait in operations:
+        before()
+        before = wait
+    before()
 
 
 def _nothing() -> None:

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from rljob.transfer.bucket_buffers import BucketBuffers
-from rljob.transfer.bucket_wires import BucketWire, Members, Wait
+from rljob.transfer.bucket_wires import BucketWire, Members, Wait, wait_one_behind
 from rljob.transfer.checksum import Checksum
 from rljob.transfer.membership import Member
 from rljob.transfer.packed_weights import PackedWeights
@@ -45,14 +45,8 @@ def send_round(group: WiredMember, weights: PackedWeights, deadline: float) -> s
         ValueError: a worker received other bytes.
     """
     with group.wire.sending(group):
-        before: Wait | None = None
-        for i in range(len(weights.plan.buckets)):
-            wait = group.wire.begin_send(group, weights.bucket(i, deadline), deadline)
-            if before is not None:
-                before()
-            before = wait
-        if before is not None:
-            before()
+        numbers = range(len(weights.plan.buckets))
+        wait_one_behind(group.wire.begin_send(group, weights.bucket(i, deadline), deadline) for i in numbers)
         own = bytes.fromhex(weights.digest())
         receipts = _exchange_digests(group, own, deadline)
     for rank, receipt in enumerate(receipts):
