@@ -17,6 +17,9 @@ import pytest
 from tokenizers import Tokenizer, models
 from world import Trainer, World, job, m
 
+from rljob.ledger.payload_record import TextRecord, encode_text
+from rljob.ledger.segments import Segments
+from rljob.ledger.store import TEXTS
 from rljob.protocol.checkpoint_record import TrainerState, encode_state, hash_file, read_state_file
 
 FAILING = ("g1.0", "g5.1")  # their rewards are NaN
@@ -143,6 +146,19 @@ def alter(run: Path, *statements: str) -> None:
     for statement in statements:
         assert db.execute(statement).rowcount != 0, f"no row changed: {statement}"
     db.close()
+
+
+def set_text(run: Path, text: str, where: str = "1") -> None:
+    """Change the text of the samples with a reward of which an SQL condition holds, as if their rewards had sent it."""
+    segments = Segments(run / TEXTS)
+    for (sample,) in ask(run, f"SELECT sample FROM scores WHERE {where}"):
+        at = segments.append(encode_text(TextRecord(sample, text)))
+        alter(
+            run,
+            f"UPDATE scores SET segment = {at.segment}, position = {at.offset}, length = {at.length}"
+            f" WHERE sample = '{sample}'",
+        )
+    segments.close()
 
 
 def ask(run: Path, query: str) -> list[Any]:

@@ -20,7 +20,9 @@ from rljob.api.job_status import Progress
 from rljob.ledger.audit import PROPERTIES, audit
 from rljob.ledger.payload_record import PayloadRecord, payload_digest
 from rljob.ledger.reader import NoRunError
+from rljob.ledger.sample_numbers import group_number, sample_number
 from rljob.ledger.segments import HEADER, Segments
+from rljob.ledger.store import PAGE_BYTES
 from rljob.protocol.checkpoint_record import encode_state, read_state_file
 from rljob.protocol.messages import VersionSpan
 from rljob.protocol.run_status import RunStatus, encode_status
@@ -40,6 +42,7 @@ EVALUATIONS = "evaluations have the problems they claim"
 LINEAGE = "each batch was applied once in the lineage of the final checkpoint"
 CHECKPOINTS = "checkpoints exist and match the ledger"
 PAYLOAD = "every payload record exists and is unchanged"
+TEXTS = "every text exists and is unchanged"
 META = "the records for a restart are valid"
 NEWEST = "the ledger is as new as the run's own status and checkpoints"
 
@@ -47,6 +50,8 @@ TRAINED = "(SELECT id FROM samples WHERE step = 5 ORDER BY id LIMIT 1)"
 FILTERED = "(SELECT id FROM samples WHERE state = 'filtered' ORDER BY id LIMIT 1)"
 GROUP = "(SELECT group_id FROM samples WHERE step = 5 ORDER BY id LIMIT 1)"
 LAST_GROUP = "(SELECT id FROM groups WHERE kind = 'train' ORDER BY seq DESC LIMIT 1)"
+
+UNKNOWN = sample_number("g777.0")
 
 WRITTEN = (
     "(SELECT id FROM samples s WHERE step = 5 AND"
@@ -164,7 +169,7 @@ def second_turn(run: Path) -> None:
     name = written(run)
     alter(
         run,
-        "INSERT INTO completions SELECT sample, 1, attempt, finish, tokens, engine, digest, segment, position, length"
+        "INSERT INTO completions SELECT sample_number, 1, attempt, finish, tokens, engine, digest, segment, position, length"
         f" FROM completions WHERE sample = '{name}'",
         f"UPDATE samples SET response_tokens = 2 * response_tokens WHERE id = '{name}'",
     )
@@ -201,9 +206,36 @@ def unfinished(run: Path) -> None:
 def torn_pages(run: Path) -> None:
     path = run / "ledger.sqlite"
     data = bytearray(path.read_bytes())
-    for page in range(4096 * 3, len(data), 4096):
+    for page in range(PAGE_BYTES * 40, len(data), PAGE_BYTES):
         data[page : page + 8] = b"\xff" * 8
     path.write_bytes(data)
+
+
+def texts_exchanged(run: Path) -> None:
+    one, two = batch_of(run, 5)[:2]
+    place = "segment, position, length"
+    alter(
+        run,
+        f"UPDATE scores SET ({place}) = (SELECT {place} FROM scores WHERE sample = '{one}') WHERE sample = '{two}'",
+    )
+
+
+def text_byte_flipped(run: Path) -> None:
+    path = max((run / "texts").iterdir())
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def text_of_no_sample(run: Path) -> None:
+    segments = Segments(run / "texts")
+    at = segments.append(b"no record")
+    segments.close()
+    alter(
+        run,
+        f"UPDATE scores SET segment = {at.segment}, position = {at.offset}, length = {at.length}"
+        f" WHERE sample = '{batch_of(run, 5)[0]}'",
+    )
 
 
 def sql(*statements: str) -> Callable[[Path], None]:
@@ -243,10 +275,17 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
         ADMITTED, sql("DELETE FROM samples WHERE group_id = 'g3'", "DELETE FROM groups WHERE id = 'g3'"),
     ),
     "a group was deleted without its samples": (REFERENCES, sql(f"DELETE FROM groups WHERE id = {GROUP}")),
-    "a sample changed its group": (REFERENCES, sql("UPDATE samples SET group_id = 'g0' WHERE id = 'g2.1'")),
-    "a sample changed its member": (REFERENCES, sql("UPDATE samples SET member = 7 WHERE id = 'g2.1'")),
+    "a sample changed its group": (
+        ADMITTED, sql(f"UPDATE samples SET number = {sample_number('g0.9')} WHERE id = 'g2.1'"),
+    ),
+    "a sample changed its member": (
+        ADMITTED, sql(f"UPDATE samples SET number = {sample_number('g2.7')} WHERE id = 'g2.1'"),
+    ),
+    "a group changed its number": (
+        REFERENCES, sql(f"UPDATE groups SET number = {group_number('g555')} WHERE id = {LAST_GROUP}"),
+    ),
     "a sample was admitted that belongs to no group": (
-        REFERENCES, sql("INSERT INTO samples (id, group_id, member) VALUES ('g777.0', 'g777', 0)"),
+        REFERENCES, sql(f"INSERT INTO samples (number) VALUES ({sample_number('g777.0')})"),
     ),
     "a group is of a task that does not exist": (
         REFERENCES, sql(f"UPDATE groups SET task = 'products' WHERE id = {GROUP}"),
@@ -287,8 +326,30 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "an advantage was changed": (REWARDS, sql(f"UPDATE samples SET advantage = advantage * 1.01 WHERE id = {TRAINED}")),
     "an advantage was forgotten": (REWARDS, sql(f"UPDATE samples SET advantage = NULL WHERE id = {TRAINED}")),
     "a filtered sample has an advantage": (REWARDS, sql(f"UPDATE samples SET advantage = 1 WHERE id = {FILTERED}")),
+    "a count of ends was changed": (META, sql("UPDATE ended SET samples = samples + 1 WHERE state = 'trained'")),
+    "a count of ends was deleted": (META, sql("DELETE FROM ended WHERE state = 'filtered'")),
+    "a count of an end that no sample has": (META, sql("INSERT INTO ended VALUES ('expired', 3)")),
+    "the count of started rows was changed": (META, sql("UPDATE mixture SET rows = rows - 1")),
+    "a group was dispatched before it was admitted": (
+        META, sql(f"UPDATE groups SET dispatched = version - 1 WHERE id = {LAST_GROUP}"),
+    ),
+    "a group was dispatched after its tokens": (
+        META, sql(f"UPDATE groups SET dispatched = 6 WHERE id = {GROUP}"),
+    ),
+    "a group with tokens was never dispatched": (
+        META, sql(f"UPDATE groups SET dispatched = NULL WHERE id = {GROUP}"),
+    ),
+    "a batch counts another number of groups": (BATCHES, sql("UPDATE batches SET groups = 3 WHERE step = 5")),
+    "a text has another position": (
+        TEXTS, sql(f"UPDATE scores SET position = position + 1 WHERE sample = {TRAINED}"),
+    ),
+    "a text has no position": (TEXTS, sql(f"UPDATE scores SET position = -1 WHERE sample = {TRAINED}")),
+    "two texts were exchanged": (TEXTS, texts_exchanged),
+    "a byte of a text was flipped": (TEXTS, text_byte_flipped),
+    "the texts are gone": (TEXTS, lambda run: shutil.rmtree(run / "texts")),
+    "a text is not a record": (TEXTS, text_of_no_sample),
     "a text is missing": (REWARDS, sql(f"DELETE FROM scores WHERE sample = {TRAINED}")),
-    "a score of no sample": (REFERENCES, sql(f"UPDATE scores SET sample = 'g777.0' WHERE sample = {FILTERED}")),
+    "a score of no sample": (REFERENCES, sql(f"UPDATE scores SET sample_number = {UNKNOWN} WHERE sample = {FILTERED}")),
     "metrics are not JSON": (DATABASE, sql(f"UPDATE scores SET metrics = '[' WHERE sample = {TRAINED}")),
     "a publication's digest was changed": (
         SERVED, sql("UPDATE publications SET digest = 'ffff' WHERE step = 4"),
@@ -370,15 +431,15 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
         META, sql("UPDATE meta SET value = '9' WHERE key = 'verified_incarnation'"),
     ),
     "a sample that did not fail has a failure": (
-        META, sql("UPDATE failures SET sample = (SELECT id FROM samples WHERE state = 'trained' LIMIT 1)"
+        META, sql("UPDATE failures SET sample_number = (SELECT number FROM samples WHERE state = 'trained' LIMIT 1)"
                   " WHERE number = 1"),
     ),
-    "a failure is of an unknown sample": (META, sql("UPDATE failures SET sample = 'g555.0' WHERE number = 1")),
+    "a failure is of an unknown sample": (META, sql(f"UPDATE failures SET sample_number = {UNKNOWN} WHERE number = 1")),
     "a failure was deleted": (META, sql("DELETE FROM failures WHERE number = 1")),
     "the end of the run is not a time": (META, sql("UPDATE meta SET value = 'x' WHERE key = 'finished'")),
     "a completion was deleted": (TURNS, sql(f"DELETE FROM completions WHERE sample = {WRITTEN}")),
     "a completion is of an unknown sample": (
-        REFERENCES, sql(f"UPDATE completions SET sample = 'g555.0' WHERE sample = {WRITTEN}"),
+        REFERENCES, sql(f"UPDATE completions SET sample_number = {UNKNOWN} WHERE sample = {WRITTEN}"),
     ),
     "a turn is missing": (TURNS, sql(f"UPDATE completions SET turn = 1 WHERE sample = {WRITTEN}")),
     "a completion is of another attempt": (TURNS, sql(f"UPDATE completions SET attempt = 1 WHERE sample = {WRITTEN}")),
@@ -478,10 +539,10 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
         EVALUATIONS, sql("DELETE FROM samples WHERE id LIKE 'e3.2.%'", "DELETE FROM groups WHERE id = 'e3.2'"),
     ),
     "a version was evaluated that does not exist": (
-        EVALUATIONS, sql("INSERT INTO groups VALUES ('e12.0', 'evaluation', 0, 'sums', 0, 12, 0)"),
+        EVALUATIONS, sql(f"INSERT INTO groups VALUES ({group_number('e12.0')}, 'evaluation', 0, 'sums', 0, 12, 0, NULL)"),
     ),
     "an evaluation is of a task without problems": (
-        EVALUATIONS, sql("INSERT INTO evaluations VALUES (3, 'products', 3, 2, 0, 1.0, 1.0, '{}', 0.0)"),
+        EVALUATIONS, sql("INSERT INTO evaluations VALUES (3, 'products', 3, 2, 0, 1.0, 1.0, '{}', '', 0.0)"),
     ),
     "pages of the database are torn": (DATABASE, torn_pages),
 }  # fmt: skip
@@ -566,7 +627,7 @@ def test_a_problem_names_the_first_rows_and_counts_the_rest(finished_run: Path, 
     run = copy(finished_run, tmp_path / "run")
     alter(run, "UPDATE samples SET reason = 'x' WHERE state = 'trained'")
     (problem,) = [problem for check in audit(run).checks for problem in check.problems]
-    names = sorted(row[0] for row in ask(run, "SELECT id FROM samples WHERE state = 'trained'"))
+    names = [row[0] for row in ask(run, "SELECT id FROM samples WHERE state = 'trained' ORDER BY number")]
     first = ", ".join(f"sample {name}" for name in names[:5])
     assert problem.startswith(f"{first} and {len(names) - 5} more: it was rejected without a reason, or has a reason")
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import typer
-from ledgers import batch_of, copy
+from ledgers import batch_of, copy, set_text
 from tokenizers import Tokenizer, models
 from typer.testing import CliRunner
 
@@ -74,12 +74,13 @@ def hostile_run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) ->
     run = copy(finished_run, tmp_path_factory.mktemp("hostile") / f"run{HOSTILE.replace('/', '')}")
     db = sqlite3.connect(run / "ledger.sqlite", isolation_level=None)
     db.execute("UPDATE samples SET reason = ?1, finish = ?1", (HOSTILE,))
-    db.execute("UPDATE scores SET text = ?1, metrics = ?2", (HOSTILE, json.dumps({HOSTILE: 1})))
+    db.execute("UPDATE scores SET metrics = ?", (json.dumps({HOSTILE: 1}),))
     db.execute("UPDATE samples SET state = 'failed' WHERE id LIKE '%.0' AND state = 'filtered'")
     db.execute("UPDATE groups SET task = ? WHERE seq = 1", (HOSTILE,))
     db.execute("UPDATE completions SET engine = ?1, finish = ?1", (HOSTILE,))
     db.execute("UPDATE publications SET digest = ? WHERE step = 4", (HOSTILE,))
     db.close()
+    set_text(run, HOSTILE)
     tokenizer = models.WordLevel({f"{HOSTILE}{i}": i for i in range(2**10)}, unk_token=f"{HOSTILE}0")
     Tokenizer(tokenizer).save(str(run / "model" / "tokenizer.json"))
     (run / "status.json").write_bytes(encode_status(status()))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ledgers import alter, ask, batch_of, copy, make_run
+from ledgers import alter, ask, batch_of, copy, make_run, set_text
 from rich.console import Console
 from rich.text import Text
 from world import turns_of
@@ -57,7 +57,7 @@ def test_samples_piped_are_lines_with_tabs_without_colours_or_cuts(rljob: Comman
 def test_samples_show_the_start_of_the_text_on_one_line(rljob: Command, finished_run: Path, tmp_path: Path) -> None:
     run = copy(finished_run, tmp_path / "run")
     text = "a\tb\nc\\ " + "long " * 40
-    alter(run, f"UPDATE scores SET text = '{text}' WHERE sample IN (SELECT id FROM samples WHERE step = 5)")
+    set_text(run, text, "sample_number IN (SELECT number FROM samples WHERE step = 5)")
     _, out, _ = rljob("samples", run, "--limit", 1)
     assert out.splitlines()[1].split("\t")[-1] == text[:80].replace("\\", "\\\\").replace("\t", "\\t").replace(
         "\n", "\\n"
@@ -126,7 +126,7 @@ def test_samples_on_80_columns_keep_end_and_start_of_the_text(
 ) -> None:
     monkeypatch.setattr(ledger, "Terminal", lambda: terminal(80))
     run = copy(finished_run, tmp_path / "run")
-    alter(run, "UPDATE scores SET text = 'the answer is forty-two, since six times seven'")
+    set_text(run, "the answer is forty-two, since six times seven")
     _, out, _ = rljob("samples", run, "--limit", 3)
     head, *lines = Text.from_ansi(out).plain.splitlines()
     assert {"sample", "reward", "finish", "text"} <= set(head.split()) < set(COLUMNS)

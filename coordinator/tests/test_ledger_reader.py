@@ -16,6 +16,7 @@ from ledgers import RecordingTrainer, alter, ask, batch_of, copy, make_run, run_
 from world import World, job, turns_of
 
 from rljob.coordinator.local_api_server import build_local_api
+from rljob.ledger.sample_numbers import sample_number
 from rljob.ledger.audit import audit
 from rljob.ledger.reader import LedgerReader, NoRunError, SampleRow, Selection, Sort, samples
 from rljob.ledger.sample_detail import show
@@ -185,7 +186,7 @@ def test_an_interrupted_turn_is_shown_with_all_its_completions(finished_run: Pat
         run,
         f"UPDATE completions SET finish = 'abort' WHERE sample = '{one}'",
         "INSERT INTO completions SELECT"
-        f" '{one}', 0, 1, finish, tokens, engine, digest, segment, position, length FROM completions"
+        f" {sample_number(one)}, 0, 1, finish, tokens, engine, digest, segment, position, length FROM completions"
         f" WHERE sample = '{two}'",
     )
     with LedgerReader(run) as ledger:

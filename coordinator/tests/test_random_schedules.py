@@ -148,7 +148,7 @@ class FaultyRun(SimulatedRun):
         if before is not None:
             self.ledger.db.close()
             self.ledger.db = self.ledger._reader = before.db
-            self.ledger.segments = before.segments
+            self.ledger.segments, self.ledger.texts = before.segments, before.texts
         commit = self.ledger._commit
 
         def commit_unless_full(*arguments: Any) -> None:

@@ -20,11 +20,11 @@ async def test_deriving_the_next_command_has_no_side_effects(new_world: Any, tmp
     for _ in range(400):
         await world.some(1)
         run = world.run
-        before = (set(run.scheduler.batches), len(run.ledger._statements), run.trainer.session.busy)
+        before = (set(run.scheduler.batches), len(run.ledger._queue), run.trainer.session.busy)
         awaited += run.trainer.awaits_new_batch
         first = run.trainer._next_command()
         assert run.trainer._next_command() == first
-        assert before == (set(run.scheduler.batches), len(run.ledger._statements), run.trainer.session.busy)
+        assert before == (set(run.scheduler.batches), len(run.ledger._queue), run.trainer.session.busy)
         if run.finished:
             break
     assert world.run.finished and awaited > 0

@@ -511,6 +511,7 @@ class World:
         assert self.store._thread is not None
         self.store._thread.shutdown(wait=True)
         self.store.segments.close()
+        self.store.texts.close()
         self.store._reader.close()
         self.store.db.close()
         self.store.unlock()

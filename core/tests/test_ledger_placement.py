@@ -34,14 +34,14 @@ def run(storage: Path) -> None:
     check_placement(storage)
     store = LedgerWriter(storage)
     store.record_job("sums", {})
-    store._commit(store._statements, [])
+    store._commit(store._queue)
     store.close()
 
 
 def test_the_ledger_is_in_its_own_directory_and_the_payload_in_the_storage(storage: Path, volume: Path) -> None:
     run(storage)
     assert {path.name for path in volume.iterdir()} == {"ledger.sqlite", "ledger.lock"}
-    assert {path.name for path in storage.iterdir()} == {"payload", "ledger.lock"}
+    assert {path.name for path in storage.iterdir()} == {"payload", "texts", "ledger.lock"}
     with LedgerReader(storage) as ledger:
         assert ledger.value("SELECT value FROM meta WHERE key = 'job'") == '{"name": "sums", "spec": {}}'
     run(storage)

@@ -32,9 +32,9 @@ async def ledger(tmp_path: Path) -> AsyncIterator[LedgerWriter]:
 def test_a_sample_moves_forward_or_the_commit_fails(tmp_path: Path, before: State, after: State) -> None:
     ledger = LedgerWriter(tmp_path)
     ledger.admit_group("g0", Kind.TRAIN, 0, "sums", 0, 0, ["g0.0"], 0)
-    ledger._commit(ledger._statements, [])
+    ledger._commit(ledger._queue)
     ledger.db.execute("UPDATE samples SET state = ?", (before,))
-    ledger._statements = []
+    ledger._queue = []
     match after:
         case State.SCORED | State.EVALUATED:
             kind = Kind.TRAIN if after is State.SCORED else Kind.EVALUATION
@@ -48,7 +48,7 @@ def test_a_sample_moves_forward_or_the_commit_fails(tmp_path: Path, before: Stat
             ledger.end_samples(["g0.0"], after, "reason")
     allowed = before in PREDECESSORS[after]
     try:
-        ledger._commit(ledger._statements, [])
+        ledger._commit(ledger._queue)
         changed = True
     except TransitionError as error:
         changed = False
@@ -77,20 +77,22 @@ async def test_open_groups_are_read_back_with_their_samples_and_completions(ledg
     ledger.admit_group("g0", Kind.TRAIN, 0, "sums", 0, 0, ["g0.0", "g0.1"], 0)
     ledger.admit_group("g1", Kind.TRAIN, 1, "sums", 1, 0, ["g1.0"], 0)
     record = PayloadRecord("g0.0", 0, 0, bytes(8), bytes(12), bytes(12), [VersionSpan(3, 0, 3)], "stop", "")
-    ledger.record_dispatch("g0.1", 4)
+    ledger.record_first_dispatch("g0", 3)
     ledger.record_completion(record, "engine-0", 3, 3, 3)
+    ledger.discard_generation("g0.1", 2)
+    ledger.record_dispatch_again("g0.1", 4)
     ledger.record_score("g1.0", Kind.TRAIN, 0.5, [0.5], {"length": 1.0}, "text")
     ledger.end_samples(["g1.0"], State.FILTERED, "equal rewards")
     await ledger.drain()
     (group,) = queries.open_groups(ledger)
     first, second = group.samples
     assert (group.id, group.seq, group.task, group.row, group.version) == ("g0", 0, "sums", 0, 0)
-    assert (first.id, first.state, first.min_version, first.dispatched) == ("g0.0", State.ADMITTED, 3, None)
-    assert (second.id, second.min_version, second.dispatched) == ("g0.1", None, 4)
+    assert (first.id, first.state, first.min_version, first.dispatched) == ("g0.0", State.ADMITTED, 3, 3)
+    assert (second.id, second.attempt, second.min_version, second.dispatched) == ("g0.1", 2, None, 4)
     assert queries.completions(ledger, "g0.0", 0) == [record]
     assert queries.completions(ledger, "g0.0", 1) == []
     found = queries.admissions(ledger)
-    assert (found.groups, found.rejected, found.ends) == (2, 1, {State.FILTERED: 1})
+    assert (found.groups, found.batched, found.ends) == (2, 0, {State.FILTERED: 1})
 
 
 async def test_the_counters_of_the_mixture_are_those_of_the_last_step_and_of_the_groups_since(
@@ -110,9 +112,9 @@ async def test_the_counters_of_the_mixture_are_those_of_the_last_step_and_of_the
 
 
 async def test_advantages_go_to_the_samples_of_their_batch_in_its_order(ledger: LedgerWriter) -> None:
-    for sample in ("g0.0", "g0.1", "g1.0"):
-        ledger.execute("INSERT INTO samples (id, group_id, member) VALUES (?, 'g', 0)", sample)
-    ledger.execute("INSERT INTO batches VALUES (0, ?, 0)", '["g1.0", "g0.1"]')
+    ledger.admit_group("g0", Kind.TRAIN, 0, "sums", 0, 0, ["g0.0", "g0.1"], 0)
+    ledger.admit_group("g1", Kind.TRAIN, 1, "sums", 1, 0, ["g1.0"], 0)
+    ledger.execute("INSERT INTO batches VALUES (0, 0, 2, ?)", '["g1.0", "g0.1"]')
     await ledger.drain()
     ledger.record_advantages(0, array("f", [-0.5, 1.5]).tobytes())
     ledger.record_advantages(0, b"")

@@ -84,9 +84,10 @@ def damage(directory: Path, what: str, rng: random.Random) -> int | None:
             path = directory / name
             os.truncate(path, max(0, path.stat().st_size - TORN_BYTES))
     if what in ("payload", "all files"):
-        newest = max((directory / "payload").iterdir())
-        with newest.open("ab") as file:
-            file.write(rng.randbytes(5 * TORN_BYTES))
+        for segments in ("payload", "texts"):
+            newest = max((directory / segments).iterdir())
+            with newest.open("ab") as file:
+                file.write(rng.randbytes(5 * TORN_BYTES))
     if what == "all files":
         (directory / "status.json").write_bytes(b"")
         (directory / "ports.json").write_bytes(b"{")

@@ -51,6 +51,7 @@ OWN = re.compile(r"lock|logs|run\.log|\..*\.new")
 MADE_BY_COMPONENTS = (
     "ledger.sqlite*",
     "payload",
+    "texts",
     "checkpoints",
     "status.json",
     "metrics.jsonl",

@@ -69,7 +69,7 @@ def _recover_scheduler(run: Run, version: int) -> None:
                 trajectories.append(_trajectory(run.ledger, sample, row))
     run.ends.update(admitted.ends)
     run.last_failure = admitted.last_failure
-    scheduler.restore(mixture, version, admitted.groups - admitted.rejected, admitted.groups, waiting)
+    scheduler.restore(mixture, version, admitted.batched + len(waiting), admitted.groups, waiting)
     for group in started_since:
         if group.complete:
             mixture.ended(group.task, accepted=True)
@@ -102,7 +102,7 @@ def _recover_progress(run: Run) -> None:
 
 
 def _group(record: GroupRecord) -> Group:
-    group = Group(record.id, record.seq, record.task, record.row, restarts=record.restarts)
+    group = Group(record.id, record.seq, record.task, record.row, restarts=record.restarts, dispatched=record.dispatched)
     for row in record.samples:
         sample = Sample(row.id, group, row.member, row.min_version, row.reward)
         if row.state not in OPEN:

@@ -219,12 +219,18 @@ class Trajectories:
         return m.Generate(m.RequestId(*request.key), turn.request.prompt + turn.token_ids, sampling)
 
     def _started(self, trajectory: Trajectory, version: int) -> None:
-        """Record that an engine serving ``version`` gets the request. The record is durable before the request is sent,
-        so that a restarted coordinator knows the lowest possible version of the tokens."""
+        """Record that an engine serving ``version`` gets the request, if it is the first one of the group or follows
+        discarded tokens. The record is durable before the request is sent, so that a restarted coordinator has a lower
+        bound of the version of the tokens."""
         trajectory.dispatched, trajectory.since = version, self._now()
         recorded = trajectory.recorded_version
         trajectory.sample.min_version = version if recorded is None else min(recorded, version)
-        self._ledger.record_dispatch(trajectory.sample.id, version)
+        group = trajectory.sample.group
+        if group.dispatched is None:
+            group.dispatched = version
+            self._ledger.record_first_dispatch(group.id, version)
+        if trajectory.attempts:
+            self._ledger.record_dispatch_again(trajectory.sample.id, version)
 
     def completed(self, completion: m.Completion, agent: Connection) -> None:
         """Handle the completion of a request, finished or interrupted.

@@ -20,12 +20,13 @@ from rljob.api.algorithm_presets import stabilizers
 from rljob.api.models import RLJobSpec
 from rljob.ledger.audit_cross_checks import RunFiles, examine_run_files, read_run_files
 from rljob.ledger.audit_lineage import examine_checkpoints, examine_lineage
-from rljob.ledger.audit_payload import examine_payload
+from rljob.ledger.audit_payload import examine_payload, examine_texts
 from rljob.ledger.audit_report import Check, Findings
 from rljob.ledger.audit_results import RESULTS
 from rljob.ledger.audit_rules import ACCOUNTS, PREPARATIONS
 from rljob.ledger.evaluation_results import pass_rates_agree
 from rljob.ledger.reader import DamagedError, LedgerReader, columns
+from rljob.ledger.sample_numbers import find_number
 from rljob.protocol.score_messages import add_up
 
 PROPERTIES = (*ACCOUNTS, *RESULTS)
@@ -33,6 +34,8 @@ DATABASE = "the ledger is a sound database"
 MAX_LINES = 20
 STORAGE_CLASSES = {"INTEGER": "('integer')", "REAL": "('real', 'integer')", "TEXT": "('text')"}
 """Declared type → SQLite storage classes that a value may have."""
+NAMES = {"groups": "id", "samples": "id", "scores": "sample", "completions": "sample"}
+"""Table → column that names its rows; default: the first one."""
 JSON_COLUMNS = (
     ("scores", "sample", "metrics"),
     ("samples", "id", "turn_rewards"),
@@ -91,12 +94,14 @@ def _examine(ledger: LedgerReader, spec: RLJobSpec, files: RunFiles, report: Rep
     report.checks.append(examine_checkpoints(ledger, spec.training.steps, report.finished))
     report.checks.append(examine_run_files(ledger, files, version))
     report.checks.append(examine_payload(ledger))
+    report.checks.append(examine_texts(ledger))
 
 
 def prepare(ledger: LedgerReader, spec: RLJobSpec) -> dict[str, Any]:
     """Create the temporary tables that the rules read; return the parameters of the rules."""
     ledger.db.create_function("root", 1, lambda square: None if square is None else math.sqrt(square))
     ledger.db.create_function("add_up", 2, _add_up)
+    ledger.db.create_function("find_number", 1, lambda name: find_number(str(name)))
     ledger.db.create_function("pass_rates_agree", 4, pass_rates_agree)
     for statement in PREPARATIONS:
         ledger.db.execute(statement)
@@ -148,7 +153,7 @@ def examine_database(ledger: LedgerReader) -> Check:
                 for name, (kind, nullable) in names.items()
             )
             key = next(iter(names))
-            query = f"SELECT {key} FROM main.{table} WHERE {wrong}"
+            query = f"SELECT {NAMES.get(table, key)} FROM main.{table} WHERE {wrong}"
             findings.add_all("a value does not have the type of its column", _keys(ledger, query, {}, f"{table} "))
     except sqlite3.DatabaseError as error:
         findings.add("the database cannot be read completely", str(error))

@@ -11,16 +11,17 @@ from itertools import groupby
 import msgspec
 
 from rljob.ledger.audit_report import Check, Findings
-from rljob.ledger.payload_record import INT32, PayloadRecord, decode_record, payload_digest
+from rljob.ledger.payload_record import INT32, PayloadRecord, decode_record, decode_text, payload_digest
 from rljob.ledger.queries import first_needed_segment
 from rljob.ledger.reader import LedgerReader
+from rljob.ledger.sample_numbers import sample_id
 from rljob.ledger.segments import HEADER, Location, PayloadError
 from rljob.protocol.messages import context_digest
 
 COMPLETIONS = """
 SELECT c.*, s.attempt AS first_attempt, s.prompt_tokens, s.total_tokens, s.min_version, s.max_version,
     s.finish AS ended, s.state
-FROM completions c JOIN samples s ON s.id = c.sample ORDER BY c.sample, c.turn, c.attempt
+FROM completions c JOIN samples s ON s.number = c.sample_number ORDER BY c.sample_number, c.turn, c.attempt
 """
 
 
@@ -29,7 +30,7 @@ def examine_payload(ledger: LedgerReader) -> Check:
     findings = Findings("every payload record exists and is unchanged")
     sizes = {segment: ledger.payload.path(segment).stat().st_size for segment in ledger.payload.segments()}
     _examine_segments(ledger, set(sizes), findings)
-    for sample, rows in groupby(ledger.db.execute(COMPLETIONS), key=lambda row: row["sample"]):
+    for number, rows in groupby(ledger.db.execute(COMPLETIONS), key=lambda row: row["sample_number"]):
         counted: list[tuple[sqlite3.Row, PayloadRecord | None]] = []
         for row in rows:
             record = None
@@ -39,7 +40,26 @@ def examine_payload(ledger: LedgerReader) -> Check:
             if row["attempt"] >= row["first_attempt"]:
                 counted.append((row, record))
         for problem in _mismatches(counted):
-            findings.add(problem, f"sample {sample}")
+            findings.add(problem, f"sample {sample_id(number)}")
+    return findings.check()
+
+
+def examine_texts(ledger: LedgerReader) -> Check:
+    """Check the text of every sample with a reward."""
+    findings = Findings("every text exists and is unchanged")
+    for number, *place in ledger.db.execute("SELECT sample_number, segment, position, length FROM scores"):
+        findings.examined += 1
+        sample = sample_id(number)
+        if place[1] < 0 or place[2] < 0:
+            findings.add("its text has no valid place", f"sample {sample}")
+            continue
+        try:
+            record = decode_text(ledger.texts.read(Location(*place)))
+        except (PayloadError, msgspec.MsgspecError):
+            findings.add("its text is missing or damaged, or not at the recorded position", f"sample {sample}")
+            continue
+        if record.sample != sample:
+            findings.add("its text is that of another sample", f"sample {sample}")
     return findings.check()
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from rljob.ledger.audit_rules import AuditRule, Property
+from rljob.ledger.queries import MEMBERS_OF
 
 _FILTERED_GROUPS = "FROM ends e LEFT JOIN json_each(:filters) f ON f.key = e.task WHERE e.kind = 'train'"
 _CONSTANT = "COALESCE(json_extract(f.value, '$.kind') = 'nonconstant', 0) AND lowest = highest"
 _LEAST = "COALESCE(json_extract(f.value, '$.minMean'), -1e300)"
 _MOST = "COALESCE(json_extract(f.value, '$.maxMean'), 1e300)"
 _ROUNDING = "1e-9 * (1 + ABS(mean))"
+
+_COUNTED_STATES = (
+    "SELECT DISTINCT state FROM samples WHERE state IN ('trained', 'filtered', 'surplus', 'expired', 'failed')"
+)
 
 RESULTS = (
     Property(
@@ -21,14 +26,14 @@ RESULTS = (
                 "its oldest token exceeds the staleness bound of its batch",
             ),
             AuditRule(
-                "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.id = s.group_id WHERE g.kind = 'train' AND"
+                "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.number = s.group_number WHERE g.kind = 'train' AND"
                 " (s.min_version > s.max_version OR (s.min_version IS NULL) != (NULLIF(s.max_version, -1) IS NULL)"
                 " OR (s.response_tokens IS NULL AND s.min_version IS NOT NULL)"
                 " OR s.max_version > COALESCE(s.step, :version) OR s.min_version < g.version)",
                 "its tokens have versions that did not exist then",
             ),
             AuditRule(
-                "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.id = s.group_id"
+                "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.number = s.group_number"
                 " WHERE g.kind = 'evaluation' AND (s.min_version != g.version OR s.max_version != g.version"
                 " OR (s.state = 'evaluated' AND (s.min_version IS NULL OR s.max_version IS NULL)))",
                 "its tokens do not have the evaluated version",
@@ -63,7 +68,7 @@ RESULTS = (
             ),
             AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE (reward IS NULL) != (turn_rewards IS NULL)"
-                " OR (reward IS NOT NULL) != EXISTS (SELECT 1 FROM scores WHERE sample = id)"
+                " OR (reward IS NOT NULL) != EXISTS (SELECT 1 FROM scores WHERE sample_number = number)"
                 " OR (state = 'admitted' AND reward IS NOT NULL)",
                 "reward, turn rewards, metrics and text were not written together",
             ),
@@ -72,8 +77,8 @@ RESULTS = (
                 "its reward is not the sum of the rewards of its turns",
             ),
             AuditRule(
-                "SELECT 'sample ' || c.sample FROM completions c JOIN samples s ON s.id = c.sample"
-                " WHERE c.attempt >= s.attempt AND s.turn_rewards IS NOT NULL GROUP BY c.sample"
+                "SELECT 'sample ' || c.sample FROM completions c JOIN samples s ON s.number = c.sample_number"
+                " WHERE c.attempt >= s.attempt AND s.turn_rewards IS NOT NULL GROUP BY c.sample_number"
                 " HAVING COUNT(DISTINCT c.turn) != IIF(json_valid(s.turn_rewards),"
                 " json_array_length(s.turn_rewards), -1)",
                 "its number of turn rewards differs from its number of turns",
@@ -89,10 +94,10 @@ RESULTS = (
                 "only some of its samples have an advantage",
             ),
             AuditRule(
-                "SELECT 'sample ' || id FROM (SELECT *, SUM(away * away) OVER (PARTITION BY group_id) AS squares"
-                " FROM (SELECT id, group_id, advantage, reward, reward - AVG(reward) OVER own AS away,"
+                "SELECT 'sample ' || id FROM (SELECT *, SUM(away * away) OVER (PARTITION BY group_number) AS squares"
+                " FROM (SELECT id, group_number, advantage, reward, reward - AVG(reward) OVER own AS away,"
                 " COUNT(*) OVER own AS members FROM samples WHERE step IS NOT NULL AND advantage IS NOT NULL"
-                " WINDOW own AS (PARTITION BY group_id))) WHERE ABS(advantage - CASE :advantage"
+                " WINDOW own AS (PARTITION BY group_number))) WHERE ABS(advantage - CASE :advantage"
                 " WHEN 'group_centered' THEN away"
                 " WHEN 'group_normalized' THEN IIF(members = 1, reward, away / (root(squares / (members - 1)) + 1e-6))"
                 " ELSE advantage END) > 1e-5 + 1e-5 * ABS(advantage) + 1e-9 * ABS(reward)",
@@ -142,14 +147,14 @@ RESULTS = (
         "SELECT COUNT(*) FROM completions",
         (
             AuditRule(
-                "SELECT 'sample ' || c.sample FROM completions c JOIN samples s ON s.id = c.sample"
-                " WHERE c.attempt >= s.attempt GROUP BY c.sample"
+                "SELECT 'sample ' || c.sample FROM completions c JOIN samples s ON s.number = c.sample_number"
+                " WHERE c.attempt >= s.attempt GROUP BY c.sample_number"
                 " HAVING MIN(c.turn) != 0 OR MAX(c.turn) + 1 != COUNT(DISTINCT c.turn)",
                 "one of its turns is missing",
             ),
             AuditRule(
-                "SELECT 'turn ' || c.turn || ' of ' || c.sample FROM completions c JOIN samples s ON s.id = c.sample"
-                " WHERE c.attempt >= s.attempt GROUP BY c.sample, c.turn HAVING MIN(c.attempt) != MIN(s.attempt)"
+                "SELECT 'turn ' || c.turn || ' of ' || c.sample FROM completions c JOIN samples s ON s.number = c.sample_number"
+                " WHERE c.attempt >= s.attempt GROUP BY c.sample_number, c.turn HAVING MIN(c.attempt) != MIN(s.attempt)"
                 " OR MAX(c.attempt) - MIN(c.attempt) + 1 != COUNT(*)"
                 " OR COALESCE(MIN(CASE WHEN c.finish != 'abort' THEN c.attempt END), MAX(c.attempt)) != MAX(c.attempt)",
                 "one of its completions is missing, or follows the completion that finished the turn",
@@ -160,15 +165,15 @@ RESULTS = (
                 "its finish, tokens, turn or attempt is not valid",
             ),
             AuditRule(
-                "SELECT 'sample ' || s.id FROM samples s LEFT JOIN (SELECT c.sample AS sample, SUM(c.tokens) AS tokens"
-                " FROM completions c JOIN samples o ON o.id = c.sample AND c.attempt >= o.attempt GROUP BY c.sample) t"
-                " ON t.sample = s.id WHERE t.tokens IS NOT s.response_tokens",
+                "SELECT 'sample ' || s.id FROM samples s LEFT JOIN (SELECT c.sample_number AS sample, SUM(c.tokens) AS tokens"
+                " FROM completions c JOIN samples o ON o.number = c.sample_number AND c.attempt >= o.attempt GROUP BY c.sample_number) t"
+                " ON t.sample = s.number WHERE t.tokens IS NOT s.response_tokens",
                 "its number of tokens differs from the sum over its completions",
             ),
             AuditRule(
-                "SELECT 'sample ' || s.id FROM samples s LEFT JOIN (SELECT c.sample AS sample, MAX(c.turn) AS last"
-                " FROM completions c JOIN samples o ON o.id = c.sample AND c.attempt >= o.attempt GROUP BY c.sample) t"
-                " ON t.sample = s.id WHERE (s.total_tokens IS NULL) != (t.last IS NULL)"
+                "SELECT 'sample ' || s.id FROM samples s LEFT JOIN (SELECT c.sample_number AS sample, MAX(c.turn) AS last"
+                " FROM completions c JOIN samples o ON o.number = c.sample_number AND c.attempt >= o.attempt GROUP BY c.sample_number) t"
+                " ON t.sample = s.number WHERE (s.total_tokens IS NULL) != (t.last IS NULL)"
                 " OR s.total_tokens < s.prompt_tokens + s.response_tokens"
                 " OR (t.last = 0 AND s.total_tokens != s.prompt_tokens + s.response_tokens)",
                 "its length differs from the sum of prompt, observations and responses",
@@ -190,7 +195,7 @@ RESULTS = (
                 " AS version, g.task AS task, COUNT(DISTINCT g.id) AS problems, TOTAL(s.state = 'failed') AS failed,"
                 " TOTAL(s.state IN ('admitted', 'expired')) AS open, AVG(COALESCE(s.reward, 0)) AS mean,"
                 " AVG(COALESCE(s.reward >= :pass_reward, 0)) AS accuracy FROM groups g"
-                " JOIN samples s ON s.group_id = g.id"
+                f" JOIN samples s ON {MEMBERS_OF}"
                 " WHERE g.kind = 'evaluation' GROUP BY g.version, g.task) f ON f.version = e.version AND"
                 " f.task = e.task WHERE f.problems IS NOT e.problems OR f.failed != e.failed OR f.open > 0"
                 " OR e.samples != :answers"
@@ -200,7 +205,7 @@ RESULTS = (
             AuditRule(
                 "SELECT 'version ' || version || ', task ' || task FROM evaluations e WHERE NOT pass_rates_agree("
                 "pass_at, (SELECT json_group_array(passed) FROM (SELECT CAST(TOTAL(s.reward >= :pass_reward) AS"
-                " INTEGER) AS passed FROM groups g JOIN samples s ON s.group_id = g.id WHERE g.kind = 'evaluation'"
+                f" INTEGER) AS passed FROM groups g JOIN samples s ON {MEMBERS_OF} WHERE g.kind = 'evaluation'"
                 " AND g.version = e.version AND g.task = e.task GROUP BY g.id)), :answers, :pass_at)",
                 "its pass@k differs from the one recomputed from its samples",
             ),
@@ -225,7 +230,7 @@ RESULTS = (
     ),
     Property(
         "the records for a restart are valid",
-        "SELECT (SELECT COUNT(*) FROM meta) + (SELECT COUNT(*) FROM failures)",
+        "SELECT (SELECT COUNT(*) FROM meta) + (SELECT COUNT(*) FROM failures) + (SELECT COUNT(*) FROM ended)",
         (
             AuditRule(
                 "SELECT key FROM meta WHERE key IN ('coordinator_starts', 'verified_incarnation')"
@@ -246,14 +251,38 @@ RESULTS = (
                 "SELECT key FROM meta WHERE key = 'finished' AND CAST(value AS REAL) <= 0", "its value is not a time"
             ),
             AuditRule(
-                "SELECT 'failure ' || f.number FROM failures f LEFT JOIN samples s ON s.id = f.sample"
+                f"SELECT e.state FROM (SELECT state FROM ended UNION {_COUNTED_STATES}) e"
+                " LEFT JOIN ended n ON n.state = e.state LEFT JOIN (SELECT s.state AS state, COUNT(*) AS samples"
+                " FROM samples s WHERE s.number >= 0 GROUP BY s.state) c ON c.state = e.state"
+                " WHERE COALESCE(n.samples, 0) != COALESCE(c.samples, 0)",
+                "the count of samples with this end differs from the number of such samples",
+            ),
+            AuditRule(
+                "SELECT 'task ' || task FROM mixture m WHERE rows != (SELECT COALESCE(MAX(g.row) + 1, 0) FROM groups g"
+                " WHERE g.kind = 'train' AND g.task = m.task AND g.version < m.version)",
+                "the count of its started rows differs from its groups",
+            ),
+            AuditRule(
+                "SELECT 'group ' || id FROM groups WHERE dispatched NOT BETWEEN version AND"
+                " IIF(kind = 'train', :version, version)",
+                "its first request went to an engine of a version that did not exist then",
+            ),
+            AuditRule(
+                "SELECT DISTINCT 'group ' || g.id FROM samples s JOIN groups g ON g.number = s.group_number"
+                " WHERE s.min_version IS NOT NULL AND (g.dispatched IS NULL OR"
+                " (s.attempt = 0 AND s.min_version < g.dispatched))",
+                "a sample has tokens of a version before its first request",
+            ),
+            AuditRule(
+                "SELECT 'failure ' || f.number FROM failures f LEFT JOIN samples s ON s.number = f.sample_number"
                 " WHERE s.state IS NOT 'failed'",
                 "its sample did not fail",
             ),
             AuditRule(
-                "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.state = 'failed'"
-                " AND NOT EXISTS (SELECT 1 FROM samples o JOIN failures f ON f.sample = o.id"
-                " WHERE o.group_id = s.group_id AND (g.kind = 'train' OR o.id = s.id))",
+                "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.number = s.group_number WHERE s.state = 'failed'"
+                " AND NOT EXISTS (SELECT 1 FROM failures f WHERE"
+                " f.sample_number BETWEEN s.number - s.member AND s.number - s.member + 4095"
+                " AND (g.kind = 'train' OR f.sample_number = s.number))",
                 "it failed, but no failure is recorded",
             ),
         ),

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ENDS = """
+from rljob.ledger.queries import MEMBERS_OF
+
+ENDS = f"""
 CREATE TEMP TABLE ends AS
 SELECT g.id AS id, g.kind AS kind, g.seq AS seq, g.task AS task, g.row AS row, g.version AS version,
     COUNT(s.id) AS samples, MIN(s.member) AS first, MAX(s.member) AS last,
@@ -24,14 +26,14 @@ SELECT g.id AS id, g.kind AS kind, g.seq AS seq, g.task AS task, g.row AS row, g
     MIN(CASE WHEN s.state IN ('trained', 'batched', 'filtered') THEN s.reward END) AS lowest,
     MAX(CASE WHEN s.state IN ('trained', 'batched', 'filtered') THEN s.reward END) AS highest,
     AVG(CASE WHEN s.state IN ('trained', 'batched', 'filtered') THEN s.reward END) AS mean
-FROM groups g LEFT JOIN samples s ON s.group_id = g.id GROUP BY g.id
+FROM groups g LEFT JOIN samples s ON {MEMBERS_OF} GROUP BY g.number
 """
 LISTED = """
 CREATE TEMP TABLE listed AS
-SELECT b.step AS step, CAST(e.key AS INTEGER) AS place, e.value AS sample
+SELECT b.step AS step, CAST(e.key AS INTEGER) AS place, e.value AS sample, find_number(e.value) AS number
 FROM batches b, json_each(CASE WHEN json_valid(b.samples) THEN b.samples ELSE '[]' END) e
 """
-PREPARATIONS = (ENDS, LISTED, "CREATE INDEX temp.listed_by_sample ON listed (sample)")
+PREPARATIONS = (ENDS, LISTED, "CREATE INDEX temp.listed_by_number ON listed (number)")
 
 
 @dataclass(frozen=True)
@@ -64,31 +66,28 @@ ACCOUNTS = (
         "SELECT (SELECT COUNT(*) FROM samples) + (SELECT COUNT(*) FROM completions) + (SELECT COUNT(*) FROM applied)",
         (
             AuditRule(
-                "SELECT 'sample ' || id FROM samples WHERE NOT EXISTS (SELECT 1 FROM groups g WHERE g.id = group_id)",
+                "SELECT 'sample ' || id FROM samples WHERE NOT EXISTS (SELECT 1 FROM groups WHERE number = group_number)",
                 "its group does not exist",
             ),
             AuditRule(
                 "SELECT DISTINCT 'completion of ' || sample FROM completions"
-                " WHERE NOT EXISTS (SELECT 1 FROM samples s WHERE s.id = sample)",
+                " WHERE NOT EXISTS (SELECT 1 FROM samples WHERE number = sample_number)",
                 "its sample does not exist",
             ),
             AuditRule(
                 "SELECT 'score of ' || sample FROM scores"
-                " WHERE NOT EXISTS (SELECT 1 FROM samples s WHERE s.id = sample)",
+                " WHERE NOT EXISTS (SELECT 1 FROM samples WHERE number = sample_number)",
                 "its sample does not exist",
             ),
             AuditRule(
-                "SELECT 'sample ' || sample FROM listed WHERE NOT EXISTS (SELECT 1 FROM samples s WHERE s.id = sample)",
+                "SELECT 'sample ' || sample FROM listed l"
+                " WHERE NOT EXISTS (SELECT 1 FROM samples s WHERE s.number = l.number)",
                 "a batch lists it, but it does not exist",
             ),
             AuditRule(
                 "SELECT 'sample ' || id FROM samples s WHERE step IS NOT NULL"
                 " AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.step = s.step)",
                 "its batch does not exist",
-            ),
-            AuditRule(
-                "SELECT 'sample ' || id FROM samples WHERE id != group_id || '.' || member",
-                "its id is not GROUP.MEMBER",
             ),
             AuditRule(
                 "SELECT 'group ' || id FROM groups WHERE id != CASE kind WHEN 'train' THEN 'g' || seq"
@@ -190,7 +189,7 @@ ACCOUNTS = (
         "SELECT COUNT(*) FROM samples",
         (
             AuditRule(
-                "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.id = s.group_id WHERE NOT CASE g.kind"
+                "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.number = s.group_number WHERE NOT CASE g.kind"
                 f" WHEN 'train' THEN s.state IN {_ENDED} OR (NOT :finished AND s.state IN"
                 " ('admitted', 'scored', 'batched'))"
                 " ELSE s.state IN ('evaluated', 'failed', 'expired') OR (NOT :finished AND s.state = 'admitted') END",
@@ -225,14 +224,14 @@ ACCOUNTS = (
                 "batches list it more than once",
             ),
             AuditRule(
-                "SELECT 'sample ' || s.id FROM listed l JOIN samples s ON s.id = l.sample"
+                "SELECT 'sample ' || s.id FROM listed l JOIN samples s ON s.number = l.number"
                 " WHERE s.step IS NOT l.step OR s.state != CASE WHEN l.step < :version THEN 'trained' ELSE 'batched'"
                 " END",
                 "a batch lists it, but its step or state contradict that",
             ),
             AuditRule(
                 "SELECT 'sample ' || id FROM samples s WHERE step IS NOT NULL"
-                " AND NOT EXISTS (SELECT 1 FROM listed l WHERE l.sample = s.id)",
+                " AND NOT EXISTS (SELECT 1 FROM listed l WHERE l.number = s.number)",
                 "it has the step of a batch, but no batch lists it",
             ),
             AuditRule(
@@ -242,14 +241,15 @@ ACCOUNTS = (
             AuditRule(
                 "SELECT 'sample ' || sample FROM (SELECT l.sample AS sample, l.place AS place, ROW_NUMBER() OVER"
                 " (PARTITION BY l.step ORDER BY g.seq, s.member) - 1 AS due FROM listed l JOIN samples s"
-                " ON s.id = l.sample JOIN groups g ON g.id = s.group_id) WHERE place != due",
+                " ON s.number = l.number JOIN groups g ON g.number = s.group_number) WHERE place != due",
                 "its position in the batch does not follow the order of admission and member",
             ),
             AuditRule(
-                "SELECT 'batch ' || b.step FROM batches b WHERE (SELECT COUNT(DISTINCT s.group_id) FROM samples s"
+                "SELECT 'batch ' || b.step FROM batches b WHERE (SELECT COUNT(DISTINCT s.group_number) FROM samples s"
                 " WHERE s.step = b.step) != :groups",
                 "its number of groups is not training.promptsPerStep",
             ),
+            AuditRule("SELECT 'batch ' || step FROM batches WHERE groups != :groups", "it counts other groups"),
             AuditRule(
                 "SELECT 'group ' || id FROM ends WHERE steps > 1",
                 "its samples are in different batches",

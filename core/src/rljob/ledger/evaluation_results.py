@@ -78,7 +78,7 @@ def over_tasks(results: Sequence[EvaluationResult]) -> EvaluationResult:
     )
 
 
-def result_of(row: sqlite3.Row, failure: str = "") -> EvaluationResult:
+def result_of(row: sqlite3.Row) -> EvaluationResult:
     """Return a row of the table evaluations as a result."""
     return EvaluationResult(
         version=row["version"],
@@ -87,7 +87,7 @@ def result_of(row: sqlite3.Row, failure: str = "") -> EvaluationResult:
         problems=row["problems"],
         mean_reward=row["mean_reward"],
         failed=row["failed"],
-        failure=failure,
+        failure=row["failure"],
         samples_per_problem=row["samples"],
         pass_at=[PassRate(int(k), value) for k, value in json.loads(row["pass_at"]).items()],
     )

@@ -25,8 +25,16 @@ class PayloadRecord(msgspec.Struct, array_like=True):
     context: str  # messages.context_digest of what the engine generated from, as its agent reported it
 
 
+class TextRecord(msgspec.Struct, array_like=True):
+    """The text of the last response of a sample with a reward, in the segments of texts."""
+
+    sample: str
+    text: str
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(PayloadRecord)
+_text_decoder = msgspec.msgpack.Decoder(TextRecord)
 
 
 def encode_record(record: PayloadRecord) -> bytes:
@@ -41,6 +49,16 @@ def decode_record(payload: bytes) -> PayloadRecord:
         msgspec.MsgspecError: ``payload`` is not a record.
     """
     return _decoder.decode(payload)
+
+
+def encode_text(record: TextRecord) -> bytes:
+    """Return a text as the bytes of a segment."""
+    return _encoder.encode(record)
+
+
+def decode_text(content: bytes) -> TextRecord:
+    """Return the record that :func:`encode_text` encoded; msgspec.MsgspecError: ``content`` is not such a record."""
+    return _text_decoder.decode(content)
 
 
 def payload_digest(payload: bytes) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from rljob.api.job_status import EvaluationResult
 from rljob.ledger.evaluation_results import result_of
 from rljob.ledger.payload_record import PayloadRecord, decode_record
+from rljob.ledger.sample_numbers import MEMBER_BITS, MEMBERS, evaluation_numbers, sample_id, sample_number
 from rljob.ledger.segments import Location
 from rljob.ledger.states import OPEN, State, quoted
 from rljob.ledger.store import Store
@@ -90,16 +91,17 @@ def warnings(store: Store, most: int) -> tuple[list[str], int]:
 
 # --- groups and samples ---
 
-ROWS_OF_TASKS = "SELECT task, MAX(row) + 1 AS rows FROM groups WHERE kind = 'train' GROUP BY task"
+MEMBERS_OF = f"s.number BETWEEN g.number << {MEMBER_BITS} AND (g.number << {MEMBER_BITS}) + {MEMBERS - 1}"
+"""Condition that s is a sample of group g, for queries that read groups first. The others compare group numbers."""
 
 
 @dataclass(frozen=True)
 class Admissions:
-    """Counts over all training groups: admitted groups, rejected groups (no open or trained sample), samples by end;
-    and the reason of the last failure of a sample by itself."""
+    """Counts over all training groups: admitted groups, those that are in a batch, samples by end; and the reason of
+    the last failure of a sample by itself."""
 
     groups: int
-    rejected: int
+    batched: int
     ends: dict[State, int]
     last_failure: str
 
@@ -107,25 +109,18 @@ class Admissions:
 def last_failure(where: str) -> str:
     """Return the query of the reason of the last failure under a condition on samples s and groups g."""
     return (
-        "SELECT s.reason FROM failures f CROSS JOIN samples s ON s.id = f.sample CROSS JOIN groups g"
-        f" ON g.id = s.group_id WHERE {where} ORDER BY f.number DESC LIMIT 1"
+        "SELECT s.reason FROM failures f CROSS JOIN samples s ON s.number = f.sample_number CROSS JOIN groups g"
+        f" ON g.number = s.number >> {MEMBER_BITS} WHERE {where} ORDER BY f.number DESC LIMIT 1"
     )
 
 
 def admissions(store: Store) -> Admissions:
     """Return the counts over all training groups so far."""
-    groups = store.query("SELECT COALESCE(MAX(seq) + 1, 0) FROM groups WHERE kind = 'train'")
-    rejected = store.query(
-        "SELECT COUNT(*) FROM groups g WHERE kind = 'train' AND NOT EXISTS (SELECT 1 FROM samples s WHERE"
-        f" s.group_id = g.id AND s.state IN ({quoted((*OPEN, State.TRAINED))}))"
-    )
-    ends = store.query(
-        "SELECT state, COUNT(*) FROM samples s JOIN groups g ON g.id = group_id WHERE kind = 'train'"
-        f" AND state NOT IN ({quoted(OPEN)}) GROUP BY state"
-    )
-    counts = {State(row[0]): row[1] for row in ends}
-    failure = store.query(last_failure("g.kind = 'train'"))
-    return Admissions(groups[0][0], rejected[0][0], counts, failure[0][0] if failure else "")
+    groups = store.query("SELECT COALESCE(MAX(number), -1) + 1 FROM groups")[0][0]
+    batched = store.query("SELECT COALESCE(SUM(groups), 0) FROM batches")[0][0]
+    ends = {State(row[0]): row[1] for row in store.query("SELECT state, samples FROM ended")}
+    failure = store.query(last_failure("s.number >= 0"))
+    return Admissions(max(0, groups), batched, ends, failure[0][0] if failure else "")
 
 
 @dataclass
@@ -142,20 +137,22 @@ class MixtureRecord:
 
 def mixture(store: Store, version: int) -> dict[str, MixtureRecord]:
     """Return the mixture's counters of every task: those after the last step, and the groups since then."""
-    rows = {row["task"]: row["rows"] for row in store.query(ROWS_OF_TASKS)}
-    shares = {task: MixtureRecord(count) for task, count in rows.items()}
-    for row in store.query("SELECT * FROM mixture WHERE version = ?", version):
-        shares[row["task"]] = MixtureRecord(
-            rows.get(row["task"], 0), row["deficit"], row["rate"], row["expected"], row["accepted"], row["finished"]
+    shares = {
+        row["task"]: MixtureRecord(
+            row["rows"], row["deficit"], row["rate"], row["expected"], row["accepted"], row["finished"]
         )
+        for row in store.query("SELECT * FROM mixture")
+    }
     for row in store.query(
-        "SELECT task, TOTAL(restarts = 0) AS started, TOTAL(accepted) AS accepted, TOTAL(rejected) AS rejected FROM"
-        " (SELECT g.task, g.restarts, MAX(s.state IN ('batched', 'trained')) AS accepted,"
-        " MIN(s.state IN ('filtered', 'failed')) AS rejected FROM groups g JOIN samples s ON s.group_id = g.id"
-        " WHERE g.kind = 'train' AND g.version = ? GROUP BY g.id) GROUP BY task",
+        "SELECT task, MAX(row) + 1 AS rows, TOTAL(restarts = 0) AS started, TOTAL(accepted) AS accepted,"
+        " TOTAL(rejected) AS rejected FROM (SELECT g.task, g.row, g.restarts,"
+        " MAX(s.state IN ('batched', 'trained')) AS accepted, MIN(s.state IN ('filtered', 'failed')) AS rejected"
+        f" FROM groups g CROSS JOIN samples s ON {MEMBERS_OF} WHERE g.number >= 0 AND g.version = ?"
+        " GROUP BY g.number) GROUP BY task",
         version,
     ):
-        share = shares[row["task"]]
+        share = shares.setdefault(row["task"], MixtureRecord(0))
+        share.rows = max(share.rows, row["rows"])
         share.expected += share.rate * row["started"]
         share.accepted += row["accepted"]
         share.finished += row["accepted"] + row["rejected"]
@@ -171,14 +168,15 @@ class SampleRecord:
     state: State
     reward: float | None
     attempt: int  # the first attempt that counts
-    dispatched: int | None  # version of the engine that holds its open request
+    dispatched: int | None  # if an engine got a request of it, at most the version of that engine
     min_version: int | None  # lowest version of a recorded token
     step: int | None  # of its batch
 
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """A group with an open sample, and all its samples. ``version``: see the table groups in schema.sql."""
+    """A group with an open sample, and all its samples. ``version`` and ``dispatched``: see the table groups in
+    schema.sql."""
 
     id: str
     seq: int
@@ -186,29 +184,33 @@ class GroupRecord:
     row: int
     version: int
     restarts: int
+    dispatched: int | None
     samples: list[SampleRecord] = field(default_factory=list)
 
 
 def open_groups(store: Store) -> list[GroupRecord]:
     """Return the training groups with an open sample, in order of admission."""
-    return _groups(store, f"g.kind = 'train' AND s.state IN ({quoted(OPEN)})")
+    return _groups(store, "number >= 0")
 
 
 def _groups(store: Store, condition: str) -> list[GroupRecord]:
+    """Return the groups with an open sample of which a condition on its number holds."""
     groups: dict[str, GroupRecord] = {}
     rows = store.query(
-        "SELECT g.id AS gid, g.seq, g.task, g.row, g.version, g.restarts, s.*"
-        " FROM samples s JOIN groups g ON g.id = s.group_id"
-        " WHERE g.id IN (SELECT g.id FROM samples s JOIN groups g ON g.id = s.group_id"
-        f" WHERE {condition}) ORDER BY g.seq, s.member"
+        "SELECT g.id AS gid, g.seq, g.task, g.row, g.version, g.restarts, g.dispatched AS first, s.* FROM groups g"
+        f" CROSS JOIN samples s ON {MEMBERS_OF} WHERE g.number IN (SELECT number >> {MEMBER_BITS} FROM samples"
+        f" INDEXED BY samples_open WHERE state IN ({quoted(OPEN)}) AND {condition}) ORDER BY g.seq, s.number"
     )
     for row in rows:
         group = groups.setdefault(
-            row["gid"], GroupRecord(row["gid"], row["seq"], row["task"], row["row"], row["version"], row["restarts"])
-        )
+            row["gid"],
+            GroupRecord(
+                row["gid"], row["seq"], row["task"], row["row"], row["version"], row["restarts"], row["first"]
+            ),
+        )  # fmt: skip
         sample = SampleRecord(
-            row["id"], row["member"], State(row["state"]), row["reward"], row["attempt"], row["dispatched"],
-            row["min_version"], row["step"],
+            row["id"], row["member"], State(row["state"]), row["reward"], row["attempt"],
+            row["dispatched"] if row["attempt"] else row["first"], row["min_version"], row["step"],
         )  # fmt: skip
         group.samples.append(sample)
     return list(groups.values())
@@ -221,8 +223,9 @@ def completions(store: Store, sample: str, first_attempt: int) -> list[PayloadRe
         PayloadError: a record is damaged.
     """
     rows = store.query(
-        "SELECT segment, position, length FROM completions WHERE sample = ? AND attempt >= ? ORDER BY turn, attempt",
-        sample,
+        "SELECT segment, position, length FROM completions WHERE sample_number = ? AND attempt >= ?"
+        " ORDER BY turn, attempt",
+        sample_number(sample),
         first_attempt,
     )
     return [decode_record(store.segments.read(Location(*row))) for row in rows]
@@ -232,13 +235,14 @@ def locations_of_batch(store: Store, step: int) -> dict[str, list[Location]]:
     """Return the locations of the payload records that count of each sample of a batch, in the order of the records."""
     # CROSS JOIN makes SQLite read samples first, by index.
     rows = store.query(
-        "SELECT c.sample, c.segment, c.position, c.length FROM samples s CROSS JOIN completions c"
-        " ON c.sample = s.id AND c.attempt >= s.attempt WHERE s.step = ? ORDER BY c.sample, c.turn, c.attempt",
+        "SELECT c.sample_number, c.segment, c.position, c.length FROM samples s CROSS JOIN completions c"
+        " ON c.sample_number = s.number AND c.attempt >= s.attempt WHERE s.step = ?"
+        " ORDER BY s.number, c.turn, c.attempt",
         step,
     )
     found: dict[str, list[Location]] = {}
-    for sample, *location in rows:
-        found.setdefault(sample, []).append(Location(*location))
+    for number, *location in rows:
+        found.setdefault(sample_id(number), []).append(Location(*location))
     return found
 
 
@@ -246,10 +250,10 @@ def first_needed_segment(query: Query, oldest_step: int) -> int | None:
     """Return the first payload segment that is needed by an open sample or by a replay from checkpoint ``oldest_step``;
     None if no segment is needed."""
     # CROSS JOIN makes SQLite read samples first, by index.
-    segments = "SELECT MIN(c.segment) FROM samples s CROSS JOIN completions c ON c.sample = s.id WHERE"
+    segments = "SELECT MIN(c.segment) FROM samples s {} CROSS JOIN completions c ON c.sample_number = s.number WHERE"
     rows = [
-        *query(f"{segments} s.state IN ({quoted(OPEN)})"),
-        *query(f"{segments} s.step >= ?", oldest_step),
+        *query(f"{segments.format('INDEXED BY samples_open')} s.state IN ({quoted(OPEN)})"),
+        *query(f"{segments.format('')} s.step >= ?", oldest_step),
     ]
     return min((row[0] for row in rows if row[0] is not None), default=None)
 
@@ -278,7 +282,7 @@ def batch(store: Store, step: int) -> list[BatchRow]:
     rows = store.query(
         'SELECT s.id AS sample, s.group_id AS "group", g.task, s.attempt, s.reward, s.turn_rewards,'
         " s.prompt_tokens, s.response_tokens, s.total_tokens, s.min_version"
-        " FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.step = ? ORDER BY g.seq, s.member",
+        f" FROM samples s CROSS JOIN groups g ON g.number = s.number >> {MEMBER_BITS} WHERE s.step = ? ORDER BY s.number",
         step,
     )
     return [BatchRow(*row) for row in rows]
@@ -306,37 +310,27 @@ class OpenEvaluation:
 
 def evaluation_results(store: Store) -> list[EvaluationResult]:
     """Return the results of all evaluations, by version, with the last failure of each."""
-    failures = {  # the last row of a key remains
-        (row["version"], row["task"]): row["reason"]
-        for row in store.query(
-            "SELECT g.version, g.task, s.reason FROM failures f JOIN samples s ON s.id = f.sample"
-            " JOIN groups g ON g.id = s.group_id WHERE g.kind = 'evaluation' ORDER BY f.number"
-        )
-    }
-    return [
-        result_of(row, failures.get((row["version"], row["task"]), ""))
-        for row in store.query("SELECT * FROM evaluations ORDER BY version")
-    ]
+    return [result_of(row) for row in store.query("SELECT * FROM evaluations ORDER BY version")]
 
 
 def last_dropped_evaluation(store: Store) -> int:
     """Return the newest version whose evaluation was dropped; -1 if none was."""
     version: int = store.query(
-        "SELECT COALESCE(MAX(g.version), -1) FROM groups g JOIN samples s ON g.id = s.group_id"
-        " WHERE g.kind = 'evaluation' AND s.state = 'expired'"
+        f"SELECT COALESCE(MAX(g.version), -1) FROM samples s INDEXED BY samples_dropped CROSS JOIN groups g"
+        f" ON g.number = s.number >> {MEMBER_BITS} WHERE s.number < 0 AND s.state = 'expired'"
     )[0][0]
     return version
 
 
 def open_evaluation(store: Store) -> OpenEvaluation | None:
     """Return the running evaluation; None if there is none."""
-    groups = _groups(store, "g.kind = 'evaluation' AND s.state = 'admitted'")
+    groups = _groups(store, "number < 0")
     if not groups:
         return None
     ended = store.query(
-        "SELECT g.task, g.id, s.reward, s.reason FROM groups g JOIN samples s ON s.group_id = g.id"
-        " LEFT JOIN failures f ON f.sample = s.id"
-        " WHERE g.kind = 'evaluation' AND g.version = ? AND s.state != 'admitted' ORDER BY f.number",
-        groups[0].version,
+        f"SELECT g.task, g.id, s.reward, s.reason FROM groups g CROSS JOIN samples s ON {MEMBERS_OF}"
+        " LEFT JOIN failures f ON f.sample_number = s.number"
+        " WHERE g.number BETWEEN ? AND ? AND s.state != 'admitted' ORDER BY f.number",
+        *evaluation_numbers(groups[0].version),
     )
     return OpenEvaluation(groups[0].version, groups, [tuple(row) for row in ended])

@@ -20,9 +20,12 @@ import msgspec
 from pydantic import ValidationError
 
 from rljob.api.models import RLJob
-from rljob.ledger.segments import PayloadReader
+from rljob.ledger.payload_record import decode_text
+from rljob.ledger.queries import MEMBERS_OF
+from rljob.ledger.sample_numbers import MEMBER_BITS, MEMBERS, find_number
+from rljob.ledger.segments import Location, PayloadError, PayloadReader
 from rljob.ledger.states import Kind, State
-from rljob.ledger.store import LEDGER, PAYLOAD, check_version, ledger_directory
+from rljob.ledger.store import LEDGER, PAYLOAD, TEXTS, check_version, ledger_directory
 
 MOST_SAMPLES = 10_000
 """Limit of samples in one HTTP response."""
@@ -50,6 +53,7 @@ class LedgerReader:
         self.storage = storage
         self.db = _connect(ledger_directory(storage) / LEDGER)
         self.payload = PayloadReader(storage / PAYLOAD)
+        self.texts = PayloadReader(storage / TEXTS)
 
     def job(self) -> RLJob:
         """Return the resolved manifest of the run.
@@ -76,9 +80,17 @@ class LedgerReader:
         row = self.db.execute(statement, values).fetchone()
         return None if row is None else row[0]
 
+    def text(self, location: Location) -> str:
+        """Return a recorded text; if it cannot be read, a sentence in brackets that says so."""
+        try:
+            return decode_text(self.texts.read(location)).text
+        except (PayloadError, msgspec.MsgspecError) as error:
+            return f"[the text cannot be read: {error}]"
+
     def close(self) -> None:
         """Close all files."""
         self.payload.close()
+        self.texts.close()
         self.db.close()
 
     def __enter__(self) -> Self:
@@ -167,9 +179,19 @@ class SampleRow(msgspec.Struct):
 COLUMNS = (
     's.id, s.group_id AS "group", s.member, g.kind, g.task, g.row, s.state, s.reason, s.step, s.reward, s.advantage,'
     " s.prompt_tokens, s.response_tokens, s.total_tokens, s.min_version, s.max_version,"
-    " s.step - s.min_version AS staleness, s.finish,"
-    " (SELECT text FROM scores WHERE sample = s.id) AS text"
+    " s.step - s.min_version AS staleness, s.finish, t.segment, t.position, t.length"
 )
+"""Of :data:`SAMPLES`. The last three are the location of the text: see :func:`sample_row`."""
+SAMPLES = (
+    f"samples s JOIN groups g ON g.number = s.number >> {MEMBER_BITS} LEFT JOIN scores t ON t.sample_number = s.number"
+)
+
+
+def sample_row(ledger: LedgerReader, row: sqlite3.Row) -> SampleRow:
+    """Return a row of :data:`COLUMNS`."""
+    *values, segment, position, length = row
+    text = None if segment is None else ledger.text(Location(segment, position, length))
+    return SampleRow(*values, text=text)
 
 
 class Sort(StrEnum):
@@ -210,13 +232,13 @@ def samples(ledger: LedgerReader, selection: Selection) -> list[SampleRow]:
     where, values = conditions(selection)
     key = _KEYS[selection.sort]
     rows = ledger.rows(
-        f"SELECT {COLUMNS} FROM samples s JOIN groups g ON g.id = s.group_id WHERE {where}"
+        f"SELECT {COLUMNS} FROM {SAMPLES} WHERE {where}"
         f" ORDER BY {key} IS NULL, {key} {'ASC' if selection.reverse else 'DESC'}, g.kind DESC, g.version, g.seq,"
         " s.member LIMIT ?",
         *values,
         selection.limit,
     )
-    return [SampleRow(*row) for row in rows]
+    return [sample_row(ledger, row) for row in rows]
 
 
 def conditions(selection: Selection) -> tuple[str, list[Any]]:
@@ -225,11 +247,14 @@ def conditions(selection: Selection) -> tuple[str, list[Any]]:
         "g.task": selection.task,
         "s.step": selection.step,
         "s.state": selection.state,
-        "s.group_id": selection.group,
         "g.kind": selection.kind,
     }
-    wanted = {column: value for column, value in filters.items() if value is not None}
-    return " AND ".join(["1", *(f"{column} = ?" for column in wanted)]), list(wanted.values())
+    wanted = {f"{column} = ?": value for column, value in filters.items() if value is not None}
+    if selection.group is not None:
+        number = find_number(f"{selection.group}.0")
+        members = "0" if number is None else f"s.number BETWEEN {number} AND {number + MEMBERS - 1}"
+        return " AND ".join([*wanted, members]), list(wanted.values())
+    return " AND ".join(["1", *wanted]), list(wanted.values())
 
 
 def unknown_task(ledger: LedgerReader, selection: Selection) -> str:
@@ -252,26 +277,32 @@ def why_empty(ledger: LedgerReader, selection: Selection) -> str:
 
 def unknown_sample(ledger: LedgerReader, name: str) -> str:
     """Return an error message for ``name``, which does not exist: samples of its group, or the newest one."""
-    members = [row[0] for row in ledger.rows("SELECT id FROM samples WHERE group_id = ? ORDER BY member LIMIT 9", name)]
-    if members:
+    if members := _members(ledger, name):
         return f"{name} is a group; its samples are {_join(members)}"
     group = re.sub(r"\.\d+$", "", name)
-    members = [
-        row[0] for row in ledger.rows("SELECT id FROM samples WHERE group_id = ? ORDER BY member LIMIT 9", group)
-    ]
-    if members:
+    if members := _members(ledger, group):
         return f"there is no sample {name!r}; the samples of {group} are {_join(members)}"
     if not re.fullmatch(r"(g\d+|e\d+\.\d+)(\.\d+)?", name):
         return f"{name!r} is not a sample id; ids are like g17.3, or e40.7.0 in an evaluation"
     kind = Kind.TRAIN if name.startswith("g") else Kind.EVALUATION
     newest = ledger.value(
-        "SELECT s.id FROM groups g JOIN samples s ON s.group_id = g.id WHERE g.kind = ?"
-        " ORDER BY g.version DESC, g.seq DESC, s.member DESC LIMIT 1",
+        f"SELECT s.id FROM groups g JOIN samples s ON {MEMBERS_OF} WHERE g.kind = ?"
+        " ORDER BY g.version DESC, g.seq DESC, s.number DESC LIMIT 1",
         kind,
     )
     if newest is None:
         return f"there is no sample {name!r}: the run has not admitted any yet"
     return f"there is no sample {name!r}; the newest is {newest}"
+
+
+def _members(ledger: LedgerReader, group: str) -> list[str]:
+    """Return the ids of the first samples of a group; none if the group does not exist."""
+    number = find_number(f"{group}.0")
+    if number is None:
+        return []
+    last = number + MEMBERS - 1
+    rows = ledger.rows("SELECT id FROM samples WHERE number BETWEEN ? AND ? ORDER BY number LIMIT 9", number, last)
+    return [row[0] for row in rows]
 
 
 def _join(names: Sequence[str]) -> str:

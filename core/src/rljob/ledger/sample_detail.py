@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from rljob.ledger.payload_record import PayloadRecord, decode_record
-from rljob.ledger.reader import COLUMNS, LedgerReader, NoRunError, SampleRow, unknown_sample
+from rljob.ledger.reader import COLUMNS, SAMPLES, LedgerReader, NoRunError, SampleRow, sample_row, unknown_sample
+from rljob.ledger.sample_numbers import MEMBERS, find_number
 from rljob.ledger.segments import Location, PayloadError
 
 POLICY = "policy"
@@ -73,20 +74,22 @@ def show(ledger: LedgerReader, name: str) -> SampleDetail:
     Raises:
         NoRunError: the sample does not exist.
     """
-    where = "FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.id = ?"
-    found = ledger.rows(f"SELECT {COLUMNS} {where}", name)
-    if not found:
+    number = find_number(name)
+    found = ledger.rows(f"SELECT {COLUMNS} FROM {SAMPLES} WHERE s.number = ?", number)
+    if number is None or not found:
         raise NoRunError(unknown_sample(ledger, name))
-    sample = SampleRow(*found[0])
-    [(attempt, turn_rewards)] = ledger.rows(f"SELECT s.attempt, s.turn_rewards {where}", name)
-    metrics = ledger.rows("SELECT metrics FROM scores WHERE sample = ?", name)
+    sample = sample_row(ledger, found[0])
+    [(attempt, turn_rewards)] = ledger.rows("SELECT attempt, turn_rewards FROM samples WHERE number = ?", number)
+    metrics = ledger.rows("SELECT metrics FROM scores WHERE sample_number = ?", number)
+    first = number - sample.member
     siblings = ledger.rows(
-        "SELECT id, state, reward, advantage FROM samples WHERE group_id = ? AND id != ? ORDER BY member",
-        sample.group,
-        name,
+        "SELECT id, state, reward, advantage FROM samples WHERE number BETWEEN ? AND ? AND number != ? ORDER BY number",
+        first,
+        first + MEMBERS - 1,
+        number,
     )
     notes: list[str] = []
-    turns = _turns(ledger, sample, attempt, notes)
+    turns = _turns(ledger, number, attempt, notes)
     if turn_rewards:
         for turn, reward in zip(turns, json.loads(turn_rewards), strict=False):  # not strict: the ledger may be damaged
             turn.reward = reward
@@ -94,9 +97,11 @@ def show(ledger: LedgerReader, name: str) -> SampleDetail:
     return SampleDetail(sample, attempt, json.loads(metrics[0][0]) if metrics else {}, others, turns, notes)
 
 
-def _turns(ledger: LedgerReader, sample: SampleRow, first_attempt: int, notes: list[str]) -> list[TurnDetail]:
+def _turns(ledger: LedgerReader, number: int, first_attempt: int, notes: list[str]) -> list[TurnDetail]:
     rows = ledger.rows(
-        "SELECT * FROM completions WHERE sample = ? AND attempt >= ? ORDER BY turn, attempt", sample.id, first_attempt
+        "SELECT * FROM completions WHERE sample_number = ? AND attempt >= ? ORDER BY turn, attempt",
+        number,
+        first_attempt,
     )
     vocabulary = Vocabulary(ledger) if rows else None
     turns: list[TurnDetail] = []

@@ -1,18 +1,22 @@
 -- The ledger: admissions, decisions and publications of a run. Rows are added and their states advance; none is deleted.
+-- Values that change are in small rows, and what is written once is in tables of its own: WAL bytes are pages that change.
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS groups (
-    id TEXT PRIMARY KEY,
+    number INTEGER PRIMARY KEY,      -- see rljob.ledger.sample_numbers
     kind TEXT NOT NULL,              -- train | evaluation
     seq INTEGER NOT NULL,            -- order of admission; in an evaluation the order within it
     task TEXT NOT NULL,
     row INTEGER NOT NULL,
     version INTEGER NOT NULL,        -- trainer version at admission; in an evaluation the pinned version
-    restarts INTEGER NOT NULL        -- number of earlier groups of the same prompt
-) WITHOUT ROWID;
+    restarts INTEGER NOT NULL,       -- number of earlier groups of the same prompt
+    dispatched INTEGER,              -- version of the engine that got the first request of the group; NULL: none did
+    id TEXT AS (
+        CASE WHEN number >= 0 THEN 'g' || number
+        ELSE 'e' || (-1 - number >> 28) || '.' || (-1 - number & 268435455) END
+    )
+);
 CREATE TABLE IF NOT EXISTS samples (
-    id TEXT PRIMARY KEY,
-    group_id TEXT NOT NULL REFERENCES groups(id),
-    member INTEGER NOT NULL,
+    number INTEGER PRIMARY KEY,             -- of its group << 12, + member
     attempt INTEGER NOT NULL DEFAULT 0,     -- first attempt that counts, raised when generated tokens are discarded
     state TEXT NOT NULL DEFAULT 'admitted', -- admitted | scored | batched | trained | filtered | surplus | expired | failed | evaluated
     reason TEXT NOT NULL DEFAULT '',
@@ -21,27 +25,46 @@ CREATE TABLE IF NOT EXISTS samples (
     prompt_tokens INTEGER,                  -- of the first turn
     response_tokens INTEGER,                -- written by the model, over all turns
     total_tokens INTEGER,                   -- of the sequence: prompt, model and observations
-    dispatched INTEGER,                     -- version of the engine that holds its open request; NULL: none
+    dispatched INTEGER,                     -- as that of its group, of the attempts after a discarded one
     min_version INTEGER,
     max_version INTEGER,
     finish TEXT,
     step INTEGER,                           -- of its batch
-    advantage REAL                          -- used by the trainer; NULL: not reported
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS scores (         -- of each sample with a reward: what later changes of the sample must not copy
-    sample TEXT PRIMARY KEY REFERENCES samples(id),
-    metrics TEXT NOT NULL,                  -- JSON
-    text TEXT NOT NULL                      -- of the last turn
+    advantage REAL,                         -- used by the trainer; NULL: not reported
+    group_number INTEGER AS (number >> 12),
+    member INTEGER AS (number & 4095),
+    group_id TEXT AS (
+        CASE WHEN number >= 0 THEN 'g' || (number >> 12)
+        ELSE 'e' || (-1 - (number >> 12) >> 28) || '.' || (-1 - (number >> 12) & 268435455) END
+    ),
+    id TEXT AS (group_id || '.' || member)
 );
-CREATE TABLE IF NOT EXISTS failures (       -- samples that failed by themselves; the other samples of their groups end with them
-    number INTEGER PRIMARY KEY,             -- from 1, in order of time
-    sample TEXT NOT NULL UNIQUE REFERENCES samples(id)
+CREATE TABLE IF NOT EXISTS scores (  -- of each sample with a reward: what later changes of the sample must not copy
+    sample_number INTEGER PRIMARY KEY REFERENCES samples(number),
+    metrics TEXT NOT NULL,           -- JSON
+    segment INTEGER NOT NULL,        -- of the texts: where the text of the last turn is
+    position INTEGER NOT NULL,
+    length INTEGER NOT NULL,
+    sample TEXT AS (
+        CASE WHEN sample_number >= 0 THEN 'g' || (sample_number >> 12)
+        ELSE 'e' || (-1 - (sample_number >> 12) >> 28) || '.' || (-1 - (sample_number >> 12) & 268435455) END
+        || '.' || (sample_number & 4095)
+    )
 );
-CREATE INDEX IF NOT EXISTS samples_by_group ON samples (group_id);
-CREATE INDEX IF NOT EXISTS samples_open ON samples (state) WHERE state IN ('admitted', 'scored', 'batched');
+CREATE TABLE IF NOT EXISTS failures (  -- samples that failed by themselves; the other samples of their groups end with them
+    number INTEGER PRIMARY KEY,        -- from 1, in order of time
+    sample_number INTEGER NOT NULL UNIQUE REFERENCES samples(number)
+);
+CREATE INDEX IF NOT EXISTS samples_open ON samples (number) WHERE state IN ('admitted', 'scored', 'batched');
 CREATE INDEX IF NOT EXISTS samples_by_step ON samples (step) WHERE step IS NOT NULL;
+CREATE INDEX IF NOT EXISTS samples_dropped ON samples (number) WHERE number < 0 AND state = 'expired';
+CREATE INDEX IF NOT EXISTS groups_by_version ON groups (version) WHERE number >= 0;
+CREATE TABLE IF NOT EXISTS ended (   -- number of training samples with each end
+    state TEXT PRIMARY KEY,
+    samples INTEGER NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS completions (
-    sample TEXT NOT NULL REFERENCES samples(id),
+    sample_number INTEGER NOT NULL REFERENCES samples(number),
     turn INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
     finish TEXT NOT NULL,            -- stop | length | abort (a prefix)
@@ -51,12 +74,18 @@ CREATE TABLE IF NOT EXISTS completions (
     segment INTEGER NOT NULL,
     position INTEGER NOT NULL,
     length INTEGER NOT NULL,
-    PRIMARY KEY (sample, turn, attempt)
+    sample TEXT AS (
+        CASE WHEN sample_number >= 0 THEN 'g' || (sample_number >> 12)
+        ELSE 'e' || (-1 - (sample_number >> 12) >> 28) || '.' || (-1 - (sample_number >> 12) & 268435455) END
+        || '.' || (sample_number & 4095)
+    ),
+    PRIMARY KEY (sample_number, turn, attempt)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS batches (
     step INTEGER PRIMARY KEY,
-    samples TEXT NOT NULL,           -- JSON list of sample ids, in the order of the batch
-    formed REAL NOT NULL             -- Unix time
+    formed REAL NOT NULL,            -- Unix time
+    groups INTEGER NOT NULL,         -- number of groups
+    samples TEXT NOT NULL            -- JSON list of sample ids, in the order of the batch
 );
 CREATE TABLE IF NOT EXISTS applied (   -- a trainer incarnation applied a batch; replays have their own rows
     step INTEGER NOT NULL,
@@ -68,6 +97,7 @@ CREATE TABLE IF NOT EXISTS applied (   -- a trainer incarnation applied a batch;
 CREATE TABLE IF NOT EXISTS mixture (   -- state of rljob.scheduling.mixture after the last step
     task TEXT PRIMARY KEY,
     version INTEGER NOT NULL,        -- trainer version after the step
+    rows INTEGER NOT NULL,           -- of the task's data that were started
     deficit REAL NOT NULL,
     rate REAL NOT NULL,
     expected REAL NOT NULL,
@@ -122,6 +152,7 @@ CREATE TABLE IF NOT EXISTS evaluations (
     mean_reward REAL NOT NULL,       -- over all samples
     accuracy REAL NOT NULL,          -- fraction of samples with a reward of at least evaluation.passReward
     pass_at TEXT NOT NULL,           -- JSON, k → pass@k
+    failure TEXT NOT NULL,           -- why the last sample failed; empty: none did
     time REAL NOT NULL,
     PRIMARY KEY (version, task)
 ) WITHOUT ROWID;

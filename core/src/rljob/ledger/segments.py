@@ -1,8 +1,8 @@
-"""Payload: the engines' completions, in append-only segment files.
+"""Append-only segment files: the payload, which is the engines' completions, and the texts of responses.
 
 A record is a length and a blake3 digest, followed by the bytes. A record is fsynced before any acknowledgement that
-depends on it; a record torn by a crash was never acknowledged and is never referenced. A segment is unlinked once the
-oldest kept checkpoint covers all its records.
+depends on it; a record torn by a crash was never acknowledged and is never referenced. A segment of the payload is
+unlinked once the oldest kept checkpoint covers all its records.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ class Segments:
         self._reader = PayloadReader(directory)
         self._number = max(self._reader.segments(), default=-1) + 1
         self._file: BinaryIO | None = None
+        self._dirty = False  # there are records after the last sync
 
     def append(self, payload: bytes) -> Location:
         """Write a record; it is durable after :meth:`sync`."""
@@ -100,6 +101,7 @@ class Segments:
         assert self._file is not None
         offset = self._file.tell()
         self._file.write(HEADER.pack(len(payload), blake3.blake3(payload).digest(16)) + payload)
+        self._dirty = True
         return Location(self._number, offset, len(payload))
 
     def _roll(self) -> None:
@@ -112,9 +114,10 @@ class Segments:
 
     def sync(self) -> None:
         """Make all appended records durable."""
-        if self._file is not None:
+        if self._file is not None and self._dirty:
             self._file.flush()
             os.fdatasync(self._file.fileno())
+            self._dirty = False
 
     def read(self, location: Location) -> bytes:
         """Return a durable record.

@@ -97,15 +97,15 @@ def evaluations(db: sqlite3.Connection, first: int, limit: int) -> Iterator[Line
 
 def _batch(query: Query, step: int) -> Metrics:
     rows = query(
-        "SELECT s.group_id, g.task, s.reward, s.prompt_tokens, s.response_tokens, s.min_version, s.max_version,"
-        " s.finish FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.step = ?",
+        "SELECT s.group_number, g.task, s.reward, s.prompt_tokens, s.response_tokens, s.min_version, s.max_version,"
+        " s.finish FROM samples s CROSS JOIN groups g ON g.number = s.group_number WHERE s.step = ?",
         step,
     )
     assert rows, f"there is no batch {step}"
-    groups: dict[str, list[float]] = {}
+    groups: dict[int, list[float]] = {}
     tasks: dict[str, list[float]] = {}
     for row in rows:
-        groups.setdefault(row["group_id"], []).append(row["reward"])
+        groups.setdefault(row["group_number"], []).append(row["reward"])
         tasks.setdefault(row["task"], []).append(row["reward"])
     rewards = [row["reward"] for row in rows]
     metrics = {

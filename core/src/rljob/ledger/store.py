@@ -3,7 +3,7 @@
 The event loop queues statements and records; one thread commits them: first the payload with fsync, then the ledger's
 transaction. Statements queued during a commit form the next commit, so the size of commits follows the load. External
 effects (messages, acknowledgements) are passed to :meth:`Store.then` and run after the commit of everything queued
-before them.
+before them. The WAL is checkpointed by a thread of its own, by its length.
 
 This module contains no SQL for particular tables: the writes are in :mod:`rljob.ledger.writer`, the queries in
 :mod:`rljob.ledger.queries`.
@@ -28,20 +28,23 @@ from rljob.protocol.environment import LEDGER_DIRECTORY
 
 log = logging.getLogger(__name__)
 
-LEDGER, PAYLOAD = "ledger.sqlite", "payload"
-"""The ledger's file, and the payload's directory in the job's storage."""
+LEDGER, PAYLOAD, TEXTS = "ledger.sqlite", "payload", "texts"
+"""The ledger's file, and the directories of the payload and of the responses' texts in the job's storage."""
 LOCK = "ledger.lock"
 """Lock file in the storage and in the ledger's directory, held by the coordinator. Not the ledger file: closing a
 descriptor of that would drop SQLite's locks."""
 
-CHECKPOINT_COMMITS = 512
-
 SCHEMA = files(__package__).joinpath("schema.sql").read_text()
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """Version of schema.sql; stored in the ledger as user_version."""
+
+PAGE_BYTES = 1024
+"""Page size of the ledger. A commit writes whole pages to the WAL, and changes a few small rows in each."""
 
 Effect = Callable[[], None]
 _Row = Sequence[Any]
+_Place = Callable[[Location], tuple[str, _Row]]
+"""Location of a record → the statement that stores it, and its row."""
 
 
 class _Statement(NamedTuple):
@@ -52,6 +55,25 @@ class _Statement(NamedTuple):
     values: _Row
     rows: int | None = None
     many: bool = False
+
+
+class _Each(NamedTuple):
+    """A queued row of a statement that is executed for many rows of a commit. ``rows`` as in :class:`_Statement`."""
+
+    sql: str
+    values: _Row
+    rows: int | None = None
+
+
+class _Record(NamedTuple):
+    """A queued record and its statement, which is executed as one of :class:`_Each`."""
+
+    segments: Segments | MemorySegments
+    content: bytes
+    place: _Place
+
+
+_Queued = _Statement | _Each | _Record
 
 
 def ledger_directory(storage: Path) -> Path:
@@ -81,11 +103,9 @@ class Store:
 
     def __init__(self, directory: Path | None) -> None:
         self.directory = directory or Path(":memory:")
-        self._statements: list[_Statement] = []
-        self._payloads: list[tuple[bytes, Callable[[Location], tuple[str, _Row]]]] = []
+        self._queue: list[_Queued] = []
         self._effects: list[Effect] = []
         self._wake = asyncio.Event()
-        self._commits = 0
         self._locks: list[int] = []
         try:
             # Both: a coordinator with another volume for its ledger must not write to the payload.
@@ -99,16 +119,18 @@ class Store:
     def _open(self, directory: Path | None) -> None:
         self._path = self.directory if directory is None else ledger_directory(directory) / LEDGER
         self.db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
+        self.db.execute(f"PRAGMA page_size={PAGE_BYTES}")
         self.db.execute("PRAGMA journal_mode=WAL")
         self.db.execute("PRAGMA synchronous=FULL")
         self.db.execute("PRAGMA wal_autocheckpoint=0")
         self._create_tables()
         self.segments: Segments | MemorySegments
+        self.texts: Segments | MemorySegments
         self._thread: Executor | None  # tests replace it by one without a thread
         if directory is None:
-            self.segments, self._reader, self._thread = MemorySegments(), self.db, None
+            self.segments, self.texts, self._reader, self._thread = MemorySegments(), MemorySegments(), self.db, None
         else:
-            self.segments = Segments(directory / PAYLOAD)
+            self.segments, self.texts = Segments(directory / PAYLOAD), Segments(directory / TEXTS)
             self._reader = sqlite3.connect(self._path, check_same_thread=False)
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._reader.row_factory = sqlite3.Row
@@ -122,24 +144,33 @@ class Store:
 
     def execute(self, statement: str, *row: Any) -> None:
         """Queue a statement."""
-        self._statements.append(_Statement(statement, row))
-        self._wake.set()
+        self._put(_Statement(statement, row))
 
     def execute_one(self, statement: str, *row: Any) -> None:
         """Queue a statement that must change exactly one row; otherwise the commit fails with TransitionError."""
-        self._statements.append(_Statement(statement, row, rows=1))
-        self._wake.set()
+        self._put(_Statement(statement, row, rows=1))
 
     def execute_many(self, statement: str, rows: Sequence[_Row], all_change: bool = False) -> None:
         """Queue a statement for each of ``rows``. ``all_change``: each must change exactly one row, as in
         :meth:`execute_one`."""
         if rows:
-            self._statements.append(_Statement(statement, rows, len(rows) if all_change else None, many=True))
-            self._wake.set()
+            self._put(_Statement(statement, rows, len(rows) if all_change else None, many=True))
 
-    def record(self, payload: bytes, statement: Callable[[Location], tuple[str, _Row]]) -> None:
-        """Queue a payload record and the statement that stores its location."""
-        self._payloads.append((payload, statement))
+    def execute_each(self, statement: str, *row: Any, changes: bool = False) -> None:
+        """Queue a row of a frequent statement: the rows between two other statements are executed together, in order
+        of their statements and then of time. ``changes``: it must change exactly one row, as in :meth:`execute_one`."""
+        self._put(_Each(statement, row, 1 if changes else None))
+
+    def record(self, payload: bytes, statement: _Place) -> None:
+        """Queue a payload record and the statement that stores its location, which is as in :meth:`execute_each`."""
+        self._put(_Record(self.segments, payload, statement))
+
+    def record_text(self, text: bytes, statement: _Place) -> None:
+        """Queue a record of the texts, which are never unlinked, and its statement, as in :meth:`record`."""
+        self._put(_Record(self.texts, text, statement))
+
+    def _put(self, queued: _Queued) -> None:
+        self._queue.append(queued)
         self._wake.set()
 
     def then(self, effect: Effect) -> None:
@@ -157,13 +188,12 @@ class Store:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            statements, self._statements = self._statements, []
-            payloads, self._payloads = self._payloads, []
+            queue, self._queue = self._queue, []
             effects, self._effects = self._effects, []
             if self._thread is None:
-                self._commit(statements, payloads)
-            elif statements or payloads:
-                await loop.run_in_executor(self._thread, self._commit, statements, payloads)
+                self._commit(queue)
+            elif queue:
+                await loop.run_in_executor(self._thread, self._commit, queue)
             for effect in effects:
                 effect()
 
@@ -180,6 +210,7 @@ class Store:
             self._reader.close()
             self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self.segments.close()
+        self.texts.close()
         self.db.close()
         self.unlock()
 
@@ -190,26 +221,45 @@ class Store:
 
     # --- in the store's thread, if it has one ---
 
-    def _commit(
-        self,
-        statements: list[_Statement],
-        payloads: list[tuple[bytes, Callable[[Location], tuple[str, _Row]]]],
-    ) -> None:
-        rows = [_Statement(*statement(self.segments.append(payload))) for payload, statement in payloads]
+    def _commit(self, queue: list[_Queued]) -> None:
+        statements = self._statements(queue)
         self.segments.sync()
+        self.texts.sync()
         self.db.execute("BEGIN IMMEDIATE")
         try:
-            for sql, values, expected, many in [*statements, *rows]:
+            for sql, values, expected, many in statements:
                 changed = (self.db.executemany if many else self.db.execute)(sql, values).rowcount
                 if expected is not None and changed != expected:
-                    raise TransitionError(f"{sql} changed {changed} rows instead of {expected}, for {values[:4]}")
+                    names = ", ".join(map(self.describe, values[:4] if many else [values]))
+                    raise TransitionError(f"{sql} changed {changed} rows instead of {expected}, for {names}")
             self.db.execute("COMMIT")
         except (sqlite3.Error, TransitionError):
             self.db.execute("ROLLBACK")
             raise
-        self._commits += 1
-        if self._commits % CHECKPOINT_COMMITS == 0:
-            self.db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def _statements(self, queue: list[_Queued]) -> list[_Statement]:
+        """Append the records of a queue; return its statements in order, those of :class:`_Each` joined."""
+        statements: list[_Statement] = []
+        rows: dict[str, tuple[list[_Row], int | None]] = {}  # statement → its rows since the last _Statement
+        for queued in [*queue, None]:
+            match queued:
+                case _Record(segments, content, place):
+                    sql, values = place(segments.append(content))
+                    rows.setdefault(sql, ([], None))[0].append(values)
+                case _Each(sql, values, changes):
+                    rows.setdefault(sql, ([], changes))[0].append(values)
+                case _:
+                    for sql, (many, changes) in rows.items():
+                        expected = None if changes is None else len(many)
+                        statements.append(_Statement(sql, many, expected, many=True))
+                    rows.clear()
+                    if queued is not None:
+                        statements.append(queued)
+        return statements
+
+    def describe(self, row: _Row) -> str:
+        """Return what a row of a statement is about, for messages."""
+        return str(tuple(row[-4:]))
 
 
 def _acquire_lock(directory: Path) -> list[int]:

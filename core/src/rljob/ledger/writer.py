@@ -13,16 +13,33 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import msgspec
+
 from rljob.api.job_status import EvaluationResult
-from rljob.ledger.payload_record import INT32, PayloadRecord, encode_record, payload_digest
+from rljob.ledger.payload_record import (
+    INT32,
+    PayloadRecord,
+    TextRecord,
+    encode_record,
+    encode_text,
+    payload_digest,
+)
 from rljob.ledger.queries import MixtureRecord, first_needed_segment, samples_of_batch
+from rljob.ledger.sample_numbers import MEMBER_BITS, group_number, sample_id, sample_number
 from rljob.ledger.segments import Location
 from rljob.ledger.states import PREDECESSORS, Kind, State, quoted
 from rljob.ledger.store import Store, now
 
 
+_encoder = msgspec.json.Encoder()
+
+
 class LedgerWriter(Store):
     """The ledger of the run in ``directory`` (None: in memory), open for writing. Raises :class:`Store`'s errors."""
+
+    def describe(self, row: Sequence[Any]) -> str:
+        """Return the sample of a transition."""
+        return f"sample {sample_id(row[-1])}"
 
     # --- the run ---
 
@@ -62,13 +79,22 @@ class LedgerWriter(Store):
             samples: ids of the samples.
             restarts: number of earlier groups of the same prompt; 0 in an evaluation.
         """
-        self.execute("INSERT INTO groups VALUES (?,?,?,?,?,?,?)", group, kind, seq, task, row, version, restarts)
-        rows = [(sample, group, member) for member, sample in enumerate(samples)]
-        self.execute_many("INSERT INTO samples (id, group_id, member) VALUES (?,?,?)", rows)
+        number = group_number(group)
+        self.execute(
+            "INSERT INTO groups VALUES (?,?,?,?,?,?,?,NULL)", number, kind, seq, task, row, version, restarts
+        )
+        rows = [(sample_number(sample),) for sample in samples]
+        assert [row[0] for row in rows] == list(range(number << MEMBER_BITS, (number << MEMBER_BITS) + len(rows)))
+        self.execute_many("INSERT INTO samples (number) VALUES (?)", rows)
 
-    def record_dispatch(self, sample: str, version: int) -> None:
-        """Record that an engine serving ``version`` holds the open request of the sample."""
-        self.execute("UPDATE samples SET dispatched = ? WHERE id = ?", version, sample)
+    def record_first_dispatch(self, group: str, version: int) -> None:
+        """Record that an engine serving ``version`` gets the first request of a group: no token of its samples is of a
+        lower version."""
+        self.execute_each("UPDATE groups SET dispatched = ? WHERE number = ?", version, group_number(group))
+
+    def record_dispatch_again(self, sample: str, version: int) -> None:
+        """Record that an engine serving ``version`` gets a request of a sample after :meth:`discard_generation`."""
+        self.execute_each("UPDATE samples SET dispatched = ? WHERE number = ?", version, sample_number(sample))
 
     def record_completion(
         self,
@@ -89,29 +115,29 @@ class LedgerWriter(Store):
             max_version: highest version of a token of this completion; None without tokens.
         """
         payload, tokens = encode_record(record), len(record.token_ids) // INT32
-        digest = payload_digest(payload)
+        digest, number = payload_digest(payload), sample_number(record.sample)
 
         def insert(at: Location) -> tuple[str, tuple[object, ...]]:
             return "INSERT OR IGNORE INTO completions VALUES (?,?,?,?,?,?,?,?,?,?)", (
-                record.sample, record.turn, record.attempt, record.finish, tokens, engine, digest,
+                number, record.turn, record.attempt, record.finish, tokens, engine, digest,
                 at.segment, at.offset, at.length,
             )  # fmt: skip
 
         self.record(payload, insert)
-        self.execute(
+        self.execute_each(
             "UPDATE samples SET prompt_tokens = IIF(?, prompt_tokens, ?), total_tokens = ?,"
             " response_tokens = COALESCE(response_tokens, 0) + ?, finish = ?, dispatched = NULL, min_version = ?,"
-            " max_version = MAX(COALESCE(max_version, -1), ?) WHERE id = ?",
+            " max_version = MAX(COALESCE(max_version, -1), ?) WHERE number = ?",
             record.turn, len(record.prompt) // INT32, total_tokens, tokens, record.finish,
-            min_version, -1 if max_version is None else max_version, record.sample,
+            min_version, -1 if max_version is None else max_version, number,
         )  # fmt: skip
 
     def discard_generation(self, sample: str, attempt: int) -> None:
         """Discard the generated tokens of a sample. Only completions from ``attempt`` on count from now on."""
         self.execute(
             "UPDATE samples SET attempt = ?, prompt_tokens = NULL, response_tokens = NULL, total_tokens = NULL,"
-            " dispatched = NULL, min_version = NULL, max_version = NULL WHERE id = ?",
-            attempt, sample,
+            " dispatched = NULL, min_version = NULL, max_version = NULL WHERE number = ?",
+            attempt, sample_number(sample),
         )  # fmt: skip
 
     def record_score(
@@ -134,24 +160,39 @@ class LedgerWriter(Store):
             text: the last response.
         """
         state = State.SCORED if kind is Kind.TRAIN else State.EVALUATED
-        self.execute_one(_transition(state, "reward", "turn_rewards"), reward, json.dumps(list(turn_rewards)), sample)
-        self.execute("INSERT INTO scores VALUES (?,?,?)", sample, json.dumps(metrics), text)
+        number, values = sample_number(sample), _json(metrics)
+        turns = _json(turn_rewards)
+        self.execute_each(_transition(state, "reward", "turn_rewards"), reward, turns, number, changes=True)
+
+        def insert(at: Location) -> tuple[str, tuple[object, ...]]:
+            row = (number, values, at.segment, at.offset, at.length)
+            return "INSERT INTO scores VALUES (?,?,?,?,?)", row
+
+        self.record_text(encode_text(TextRecord(sample, text)), insert)
 
     def end_samples(self, samples: Collection[str], end: State, reason: str) -> None:
         """End samples with any end except ``evaluated``."""
-        self.execute_many(_transition(end, "reason"), [(reason, sample) for sample in samples], all_change=True)
+        numbers = [sample_number(sample) for sample in samples]
+        self.execute_many(_transition(end, "reason"), [(reason, number) for number in numbers], all_change=True)
+        training = sum(number >= 0 for number in numbers)
+        if training:
+            self.execute(
+                "INSERT INTO ended VALUES (?,?) ON CONFLICT DO UPDATE SET samples = samples + excluded.samples",
+                end, training,
+            )  # fmt: skip
 
     def record_failure(self, sample: str) -> None:
         """Record that a sample has just failed by itself. :meth:`end_samples` ends it and the samples that end with
         it."""
-        self.execute("INSERT INTO failures (sample) VALUES (?)", sample)
+        self.execute("INSERT INTO failures (sample_number) VALUES (?)", sample_number(sample))
 
     # --- batches ---
 
     def record_batch(self, step: int, samples: Collection[str]) -> None:
         """Record the batch of ``step``: its samples, in the order in which the trainer receives them."""
-        self.execute("INSERT INTO batches VALUES (?,?,?)", step, json.dumps(list(samples)), now())
-        rows = [(step, sample) for sample in samples]
+        rows = [(step, sample_number(sample)) for sample in samples]
+        groups = len({number >> MEMBER_BITS for _, number in rows})
+        self.execute("INSERT INTO batches VALUES (?,?,?,?)", step, now(), groups, json.dumps(list(samples)))
         self.execute_many(_transition(State.BATCHED, "step"), rows, all_change=True)
 
     def record_applied(self, step: int, incarnation: int, metrics: Mapping[str, float]) -> None:
@@ -166,8 +207,8 @@ class LedgerWriter(Store):
         """Record the mixture's counters of every task after the step that made ``version``."""
         for task, share in shares.items():
             self.execute(
-                "INSERT OR REPLACE INTO mixture VALUES (?,?,?,?,?,?,?)",
-                task, version, share.deficit, share.rate, share.expected, share.accepted, share.finished,
+                "INSERT OR REPLACE INTO mixture VALUES (?,?,?,?,?,?,?,?)",
+                task, version, share.rows, share.deficit, share.rate, share.expected, share.accepted, share.finished,
             )  # fmt: skip
 
     def record_advantages(self, step: int, advantages: bytes) -> None:
@@ -182,8 +223,9 @@ class LedgerWriter(Store):
         """
         if not advantages:
             return
-        rows = zip(array("f", advantages), samples_of_batch(self, step), strict=True)
-        self.execute_many("UPDATE samples SET advantage = ? WHERE id = ?", list(rows))
+        numbers = map(sample_number, samples_of_batch(self, step))
+        rows = zip(array("f", advantages), numbers, strict=True)
+        self.execute_many("UPDATE samples SET advantage = ? WHERE number = ?", list(rows))
 
     # --- the trainer and its publications ---
 
@@ -229,10 +271,15 @@ class LedgerWriter(Store):
     def record_evaluation(self, result: EvaluationResult) -> None:
         """Record the evaluation result of one task at one version; only the first record counts."""
         self.execute(
-            "INSERT OR IGNORE INTO evaluations VALUES (?,?,?,?,?,?,?,?,?)",
+            "INSERT OR IGNORE INTO evaluations VALUES (?,?,?,?,?,?,?,?,?,?)",
             result.version, result.task, result.problems, result.samples_per_problem, result.failed,
-            result.mean_reward, result.accuracy, json.dumps({rate.k: rate.value for rate in result.pass_at}), now(),
+            result.mean_reward, result.accuracy, json.dumps({rate.k: rate.value for rate in result.pass_at}),
+            result.failure, now(),
         )  # fmt: skip
+
+
+def _json(value: Any) -> str:
+    return _encoder.encode(value).decode()
 
 
 @cache
@@ -241,5 +288,5 @@ def _transition(state: State, *columns: str) -> str:
     sample. It changes no row unless the transition from the current state is allowed."""
     assignments = "".join(f", {column} = ?" for column in columns)
     return (
-        f"UPDATE samples SET state = '{state}'{assignments} WHERE id = ? AND state IN ({quoted(PREDECESSORS[state])})"
+        f"UPDATE samples SET state = '{state}'{assignments} WHERE number = ? AND state IN ({quoted(PREDECESSORS[state])})"
     )

@@ -36,7 +36,7 @@ class Sample:
 class Group:
     """The samples of one prompt. ``seq``: order of admission. ``sufficient``: enough members are scored to train the
     group. ``complete``: its survivors are drawn and accepted, and all other members ended. ``restarts``: how many
-    groups of the same prompt ended before it."""
+    groups of the same prompt ended before it. ``dispatched``: version of the engine that got its first request."""
 
     id: str
     seq: int
@@ -47,6 +47,7 @@ class Group:
     complete: bool = False
     step: int | None = None
     restarts: int = 0
+    dispatched: int | None = None
     prefix: SharedPrefix = field(default_factory=SharedPrefix)
 
     @property
