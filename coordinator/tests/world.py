@@ -512,6 +512,8 @@ class World:
         self.store._thread.shutdown(wait=True)
         self.store.segments.close()
         self.store.texts.close()
+        assert self.store._checkpoints is not None
+        self.store._checkpoints.close()
         self.store._reader.close()
         self.store.db.close()
         self.store.unlock()

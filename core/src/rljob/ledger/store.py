@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rljob.ledger.segments import Location, MemorySegments, Segments
+from rljob.ledger.wal_checkpoints import WalCheckpoints
 from rljob.protocol.environment import LEDGER_DIRECTORY
 
 log = logging.getLogger(__name__)
@@ -126,6 +127,7 @@ class Store:
         self._create_tables()
         self.segments: Segments | MemorySegments
         self.texts: Segments | MemorySegments
+        self._checkpoints: WalCheckpoints | None = None
         self._thread: Executor | None  # tests replace it by one without a thread
         if directory is None:
             self.segments, self.texts, self._reader, self._thread = MemorySegments(), MemorySegments(), self.db, None
@@ -133,6 +135,7 @@ class Store:
             self.segments, self.texts = Segments(directory / PAYLOAD), Segments(directory / TEXTS)
             self._reader = sqlite3.connect(self._path, check_same_thread=False)
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+            self._checkpoints = WalCheckpoints(self._path, self.db)
         self._reader.row_factory = sqlite3.Row
 
     def _create_tables(self) -> None:
@@ -208,6 +211,8 @@ class Store:
         if self._thread is not None:
             self._thread.shutdown(wait=True)
             self._reader.close()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
             self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self.segments.close()
         self.texts.close()
@@ -236,6 +241,8 @@ class Store:
         except (sqlite3.Error, TransitionError):
             self.db.execute("ROLLBACK")
             raise
+        if self._checkpoints is not None:
+            self._checkpoints.after_commit()
 
     def _statements(self, queue: list[_Queued]) -> list[_Statement]:
         """Append the records of a queue; return its statements in order, those of :class:`_Each` joined."""
