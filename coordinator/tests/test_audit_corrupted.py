@@ -339,6 +339,10 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a group with tokens was never dispatched": (
         META, sql(f"UPDATE groups SET dispatched = NULL WHERE id = {GROUP}"),
     ),
+    "a group that ended is open": (META, sql(f"UPDATE groups SET open = 1 WHERE id = {GROUP}")),
+    "an evaluation was dropped that was not": (
+        META, sql("INSERT INTO meta VALUES ('dropped_evaluation', '3')"),
+    ),
     "a batch counts another number of groups": (BATCHES, sql("UPDATE batches SET groups = 3 WHERE step = 5")),
     "a text has another position": (
         TEXTS, sql(f"UPDATE scores SET position = position + 1 WHERE sample = {TRAINED}"),
@@ -539,7 +543,7 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
         EVALUATIONS, sql("DELETE FROM samples WHERE id LIKE 'e3.2.%'", "DELETE FROM groups WHERE id = 'e3.2'"),
     ),
     "a version was evaluated that does not exist": (
-        EVALUATIONS, sql(f"INSERT INTO groups VALUES ({group_number('e12.0')}, 'evaluation', 0, 'sums', 0, 12, 0, NULL)"),
+        EVALUATIONS, sql(f"INSERT INTO groups VALUES ({group_number('e12.0')}, 'evaluation', 0, 'sums', 0, 12, 0, NULL, 0)"),
     ),
     "an evaluation is of a task without problems": (
         EVALUATIONS, sql("INSERT INTO evaluations VALUES (3, 'products', 3, 2, 0, 1.0, 1.0, '{}', '', 0.0)"),

@@ -89,6 +89,7 @@ class Evaluations:
         )
         for sample in self._open.values():
             sample.end = "expired"
+        self._ledger.record_dropped(self.running)
         self._ledger.end_samples(list(self._open), State.EXPIRED, reason)
         dropped, self._open = list(self._open), {}
         self.dropped, self.running = self.running, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rljob.ledger.audit_rules import AuditRule, Property
 from rljob.ledger.queries import MEMBERS_OF
+from rljob.ledger.states import OPEN, quoted
 
 _FILTERED_GROUPS = "FROM ends e LEFT JOIN json_each(:filters) f ON f.key = e.task WHERE e.kind = 'train'"
 _CONSTANT = "COALESCE(json_extract(f.value, '$.kind') = 'nonconstant', 0) AND lowest = highest"
@@ -272,6 +273,17 @@ RESULTS = (
                 " WHERE s.min_version IS NOT NULL AND (g.dispatched IS NULL OR"
                 " (s.attempt = 0 AND s.min_version < g.dispatched))",
                 "a sample has tokens of a version before its first request",
+            ),
+            AuditRule(
+                "SELECT 'group ' || id FROM groups g WHERE open != EXISTS (SELECT 1 FROM samples s"
+                f" WHERE {MEMBERS_OF} AND s.state IN ({quoted(OPEN)}))",
+                "it is marked as open and has no open sample, or the other way round",
+            ),
+            AuditRule(
+                "SELECT 'dropped_evaluation' WHERE COALESCE((SELECT CAST(value AS INTEGER) FROM meta"
+                " WHERE key = 'dropped_evaluation'), -1) != COALESCE((SELECT MAX(version) FROM ends"
+                " WHERE kind = 'evaluation' AND expired > 0), -1)",
+                "its value is not the last version whose evaluation was dropped",
             ),
             AuditRule(
                 "SELECT 'failure ' || f.number FROM failures f LEFT JOIN samples s ON s.number = f.sample_number"

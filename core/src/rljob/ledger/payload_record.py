@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import blake3
 import msgspec
 
+from rljob.ledger.segments import record_digest
 from rljob.protocol.messages import VersionSpan
 
 INT32 = 4
@@ -63,4 +63,4 @@ def decode_text(content: bytes) -> TextRecord:
 
 def payload_digest(payload: bytes) -> str:
     """Return the digest of a payload record, as the ledger stores it."""
-    return blake3.blake3(payload).hexdigest(16)
+    return record_digest(payload).hex()

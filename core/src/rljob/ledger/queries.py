@@ -190,16 +190,16 @@ class GroupRecord:
 
 def open_groups(store: Store) -> list[GroupRecord]:
     """Return the training groups with an open sample, in order of admission."""
-    return _groups(store, "number >= 0")
+    return _groups(store, "g.number >= 0")
 
 
 def _groups(store: Store, condition: str) -> list[GroupRecord]:
-    """Return the groups with an open sample of which a condition on its number holds."""
+    """Return the groups g with an open sample of which a condition holds."""
     groups: dict[str, GroupRecord] = {}
     rows = store.query(
         "SELECT g.id AS gid, g.seq, g.task, g.row, g.version, g.restarts, g.dispatched AS first, s.* FROM groups g"
-        f" CROSS JOIN samples s ON {MEMBERS_OF} WHERE g.number IN (SELECT number >> {MEMBER_BITS} FROM samples"
-        f" INDEXED BY samples_open WHERE state IN ({quoted(OPEN)}) AND {condition}) ORDER BY g.seq, s.number"
+        f" INDEXED BY groups_open CROSS JOIN samples s ON {MEMBERS_OF} WHERE g.open = 1 AND {condition}"
+        " ORDER BY g.seq, s.number"
     )
     for row in rows:
         group = groups.setdefault(
@@ -249,11 +249,14 @@ def locations_of_batch(store: Store, step: int) -> dict[str, list[Location]]:
 def first_needed_segment(query: Query, oldest_step: int) -> int | None:
     """Return the first payload segment that is needed by an open sample or by a replay from checkpoint ``oldest_step``;
     None if no segment is needed."""
-    # CROSS JOIN makes SQLite read samples first, by index.
-    segments = "SELECT MIN(c.segment) FROM samples s {} CROSS JOIN completions c ON c.sample_number = s.number WHERE"
+    # CROSS JOIN makes SQLite read the tables in this order, by index.
+    completions = "CROSS JOIN completions c ON c.sample_number = s.number WHERE"
     rows = [
-        *query(f"{segments.format('INDEXED BY samples_open')} s.state IN ({quoted(OPEN)})"),
-        *query(f"{segments.format('')} s.step >= ?", oldest_step),
+        *query(
+            f"SELECT MIN(c.segment) FROM groups g INDEXED BY groups_open CROSS JOIN samples s ON {MEMBERS_OF}"
+            f" {completions} g.open = 1 AND s.state IN ({quoted(OPEN)})"
+        ),
+        *query(f"SELECT MIN(c.segment) FROM samples s {completions} s.step >= ?", oldest_step),
     ]
     return min((row[0] for row in rows if row[0] is not None), default=None)
 
@@ -315,16 +318,12 @@ def evaluation_results(store: Store) -> list[EvaluationResult]:
 
 def last_dropped_evaluation(store: Store) -> int:
     """Return the newest version whose evaluation was dropped; -1 if none was."""
-    version: int = store.query(
-        f"SELECT COALESCE(MAX(g.version), -1) FROM samples s INDEXED BY samples_dropped CROSS JOIN groups g"
-        f" ON g.number = s.number >> {MEMBER_BITS} WHERE s.number < 0 AND s.state = 'expired'"
-    )[0][0]
-    return version
+    return int(_meta(store).get("dropped_evaluation", -1))
 
 
 def open_evaluation(store: Store) -> OpenEvaluation | None:
     """Return the running evaluation; None if there is none."""
-    groups = _groups(store, "number < 0")
+    groups = _groups(store, "g.number < 0")
     if not groups:
         return None
     ended = store.query(

@@ -10,6 +10,7 @@ CREATE TABLE IF NOT EXISTS groups (
     version INTEGER NOT NULL,        -- trainer version at admission; in an evaluation the pinned version
     restarts INTEGER NOT NULL,       -- number of earlier groups of the same prompt
     dispatched INTEGER,              -- version of the engine that got the first request of the group; NULL: none did
+    open INTEGER NOT NULL DEFAULT 1, -- whether a sample of the group has not ended
     id TEXT AS (
         CASE WHEN number >= 0 THEN 'g' || number
         ELSE 'e' || (-1 - number >> 28) || '.' || (-1 - number & 268435455) END
@@ -55,9 +56,8 @@ CREATE TABLE IF NOT EXISTS failures (  -- samples that failed by themselves; the
     number INTEGER PRIMARY KEY,        -- from 1, in order of time
     sample_number INTEGER NOT NULL UNIQUE REFERENCES samples(number)
 );
-CREATE INDEX IF NOT EXISTS samples_open ON samples (number) WHERE state IN ('admitted', 'scored', 'batched');
+CREATE INDEX IF NOT EXISTS groups_open ON groups (number) WHERE open = 1;
 CREATE INDEX IF NOT EXISTS samples_by_step ON samples (step) WHERE step IS NOT NULL;
-CREATE INDEX IF NOT EXISTS samples_dropped ON samples (number) WHERE number < 0 AND state = 'expired';
 CREATE INDEX IF NOT EXISTS groups_by_version ON groups (version) WHERE number >= 0;
 CREATE TABLE IF NOT EXISTS ended (   -- number of training samples with each end
     state TEXT PRIMARY KEY,

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import blake3
 
@@ -22,6 +21,8 @@ log = logging.getLogger(__name__)
 
 HEADER = struct.Struct("<I16s")  # length of the payload, first 16 bytes of its blake3 digest
 SEGMENT_BYTES = 64 << 20
+BUFFER_BYTES = 1 << 20
+"""A commit's records are written together."""
 MEMORY_SEGMENT_RECORDS = 4096
 
 
@@ -29,13 +30,17 @@ class PayloadError(Exception):
     """A record is missing or damaged."""
 
 
-@dataclass(frozen=True)
-class Location:
+class Location(NamedTuple):
     """Position of a record: segment number, offset and length in bytes."""
 
     segment: int
     offset: int
     length: int
+
+
+def record_digest(payload: bytes) -> bytes:
+    """Return the digest in the header of a record: 16 bytes."""
+    return blake3.blake3(payload).digest(16)
 
 
 class PayloadReader:
@@ -66,7 +71,7 @@ class PayloadReader:
         except OSError as error:
             raise PayloadError(f"payload segment {location.segment} cannot be read: {error}") from error
         payload = data[HEADER.size :]
-        header = HEADER.pack(location.length, blake3.blake3(payload).digest(16))
+        header = HEADER.pack(location.length, record_digest(payload))
         if data[: HEADER.size] != header:
             raise PayloadError(f"payload segment {location.segment} is damaged at byte {location.offset}")
         return payload
@@ -94,13 +99,13 @@ class Segments:
         self._file: BinaryIO | None = None
         self._dirty = False  # there are records after the last sync
 
-    def append(self, payload: bytes) -> Location:
-        """Write a record; it is durable after :meth:`sync`."""
+    def append(self, payload: bytes, digest: bytes | None = None) -> Location:
+        """Write a record; it is durable after :meth:`sync`. ``digest``: :func:`record_digest`, if it is known."""
         if self._file is None or self._file.tell() >= SEGMENT_BYTES:
             self._roll()
         assert self._file is not None
         offset = self._file.tell()
-        self._file.write(HEADER.pack(len(payload), blake3.blake3(payload).digest(16)) + payload)
+        self._file.write(HEADER.pack(len(payload), digest or record_digest(payload)) + payload)
         self._dirty = True
         return Location(self._number, offset, len(payload))
 
@@ -109,7 +114,7 @@ class Segments:
             self.sync()
             self._file.close()
             self._number += 1
-        self._file = self._reader.path(self._number).open("xb")
+        self._file = self._reader.path(self._number).open("xb", BUFFER_BYTES)
         sync_path(self._directory)
 
     def sync(self) -> None:
@@ -150,7 +155,7 @@ class MemorySegments:
     def __init__(self) -> None:
         self._records: dict[int, list[bytes]] = {0: []}  # segment number → its records; the last one is open
 
-    def append(self, payload: bytes) -> Location:
+    def append(self, payload: bytes, digest: bytes | None = None) -> Location:
         """Keep a record."""
         number, records = next(reversed(self._records.items()))
         if len(records) >= MEMORY_SEGMENT_RECORDS:

@@ -72,6 +72,7 @@ class _Record(NamedTuple):
     segments: Segments | MemorySegments
     content: bytes
     place: _Place
+    digest: bytes | None = None
 
 
 _Queued = _Statement | _Each | _Record
@@ -153,6 +154,10 @@ class Store:
         """Queue a statement that must change exactly one row; otherwise the commit fails with TransitionError."""
         self._put(_Statement(statement, row, rows=1))
 
+    def execute_rows(self, rows: int, statement: str, *values: Any) -> None:
+        """Queue a statement that must change ``rows`` rows, as in :meth:`execute_one`."""
+        self._put(_Statement(statement, values, rows))
+
     def execute_many(self, statement: str, rows: Sequence[_Row], all_change: bool = False) -> None:
         """Queue a statement for each of ``rows``. ``all_change``: each must change exactly one row, as in
         :meth:`execute_one`."""
@@ -164,9 +169,10 @@ class Store:
         of their statements and then of time. ``changes``: it must change exactly one row, as in :meth:`execute_one`."""
         self._put(_Each(statement, row, 1 if changes else None))
 
-    def record(self, payload: bytes, statement: _Place) -> None:
-        """Queue a payload record and the statement that stores its location, which is as in :meth:`execute_each`."""
-        self._put(_Record(self.segments, payload, statement))
+    def record(self, payload: bytes, statement: _Place, digest: bytes | None = None) -> None:
+        """Queue a payload record and the statement that stores its location, which is as in :meth:`execute_each`.
+        ``digest``: of the record, if it is known."""
+        self._put(_Record(self.segments, payload, statement, digest))
 
     def record_text(self, text: bytes, statement: _Place) -> None:
         """Queue a record of the texts, which are never unlinked, and its statement, as in :meth:`record`."""
@@ -250,8 +256,8 @@ class Store:
         rows: dict[str, tuple[list[_Row], int | None]] = {}  # statement → its rows since the last _Statement
         for queued in [*queue, None]:
             match queued:
-                case _Record(segments, content, place):
-                    sql, values = place(segments.append(content))
+                case _Record(segments, content, place, digest):
+                    sql, values = place(segments.append(content, digest))
                     rows.setdefault(sql, ([], None))[0].append(values)
                 case _Each(sql, values, changes):
                     rows.setdefault(sql, ([], changes))[0].append(values)

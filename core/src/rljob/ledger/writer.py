@@ -22,12 +22,11 @@ from rljob.ledger.payload_record import (
     TextRecord,
     encode_record,
     encode_text,
-    payload_digest,
 )
-from rljob.ledger.queries import MixtureRecord, first_needed_segment, samples_of_batch
+from rljob.ledger.queries import MEMBERS_OF, MixtureRecord, first_needed_segment, samples_of_batch
 from rljob.ledger.sample_numbers import MEMBER_BITS, group_number, sample_id, sample_number
-from rljob.ledger.segments import Location
-from rljob.ledger.states import PREDECESSORS, Kind, State, quoted
+from rljob.ledger.segments import Location, record_digest
+from rljob.ledger.states import OPEN, PREDECESSORS, Kind, State, quoted
 from rljob.ledger.store import Store, now
 
 
@@ -38,8 +37,9 @@ class LedgerWriter(Store):
     """The ledger of the run in ``directory`` (None: in memory), open for writing. Raises :class:`Store`'s errors."""
 
     def describe(self, row: Sequence[Any]) -> str:
-        """Return the sample of a transition."""
-        return f"sample {sample_id(row[-1])}"
+        """Return the first samples of a transition."""
+        numbers = [row[-1]] if isinstance(row[-1], int) else json.loads(row[-1])
+        return ", ".join(f"sample {sample_id(number)}" for number in numbers[:4])
 
     # --- the run ---
 
@@ -81,7 +81,7 @@ class LedgerWriter(Store):
         """
         number = group_number(group)
         self.execute(
-            "INSERT INTO groups VALUES (?,?,?,?,?,?,?,NULL)", number, kind, seq, task, row, version, restarts
+            "INSERT INTO groups VALUES (?,?,?,?,?,?,?,NULL,1)", number, kind, seq, task, row, version, restarts
         )
         rows = [(sample_number(sample),) for sample in samples]
         assert [row[0] for row in rows] == list(range(number << MEMBER_BITS, (number << MEMBER_BITS) + len(rows)))
@@ -115,15 +115,15 @@ class LedgerWriter(Store):
             max_version: highest version of a token of this completion; None without tokens.
         """
         payload, tokens = encode_record(record), len(record.token_ids) // INT32
-        digest, number = payload_digest(payload), sample_number(record.sample)
+        digest, number = record_digest(payload), sample_number(record.sample)
 
         def insert(at: Location) -> tuple[str, tuple[object, ...]]:
             return "INSERT OR IGNORE INTO completions VALUES (?,?,?,?,?,?,?,?,?,?)", (
-                number, record.turn, record.attempt, record.finish, tokens, engine, digest,
+                number, record.turn, record.attempt, record.finish, tokens, engine, digest.hex(),
                 at.segment, at.offset, at.length,
             )  # fmt: skip
 
-        self.record(payload, insert)
+        self.record(payload, insert, digest)
         self.execute_each(
             "UPDATE samples SET prompt_tokens = IIF(?, prompt_tokens, ?), total_tokens = ?,"
             " response_tokens = COALESCE(response_tokens, 0) + ?, finish = ?, dispatched = NULL, min_version = ?,"
@@ -169,17 +169,24 @@ class LedgerWriter(Store):
             return "INSERT INTO scores VALUES (?,?,?,?,?)", row
 
         self.record_text(encode_text(TextRecord(sample, text)), insert)
+        if state is State.EVALUATED:
+            self.execute(_CLOSE, number >> MEMBER_BITS)
 
     def end_samples(self, samples: Collection[str], end: State, reason: str) -> None:
         """End samples with any end except ``evaluated``."""
         numbers = [sample_number(sample) for sample in samples]
-        self.execute_many(_transition(end, "reason"), [(reason, number) for number in numbers], all_change=True)
+        self._transition(end, numbers, reason=reason)
+        self.execute_many(_CLOSE, [(group,) for group in dict.fromkeys(number >> MEMBER_BITS for number in numbers)])
         training = sum(number >= 0 for number in numbers)
         if training:
             self.execute(
                 "INSERT INTO ended VALUES (?,?) ON CONFLICT DO UPDATE SET samples = samples + excluded.samples",
                 end, training,
             )  # fmt: skip
+
+    def record_dropped(self, version: int) -> None:
+        """Record that the evaluation of ``version`` was dropped. :meth:`end_samples` ends its samples."""
+        self._set("dropped_evaluation", str(version))
 
     def record_failure(self, sample: str) -> None:
         """Record that a sample has just failed by itself. :meth:`end_samples` ends it and the samples that end with
@@ -190,10 +197,16 @@ class LedgerWriter(Store):
 
     def record_batch(self, step: int, samples: Collection[str]) -> None:
         """Record the batch of ``step``: its samples, in the order in which the trainer receives them."""
-        rows = [(step, sample_number(sample)) for sample in samples]
-        groups = len({number >> MEMBER_BITS for _, number in rows})
-        self.execute("INSERT INTO batches VALUES (?,?,?,?)", step, now(), groups, json.dumps(list(samples)))
-        self.execute_many(_transition(State.BATCHED, "step"), rows, all_change=True)
+        numbers = [sample_number(sample) for sample in samples]
+        groups = len({number >> MEMBER_BITS for number in numbers})
+        self.execute("INSERT INTO batches VALUES (?,?,?,?)", step, now(), groups, _json(list(samples)))
+        self._transition(State.BATCHED, numbers, step=step)
+
+    def _transition(self, state: State, numbers: list[int], **columns: Any) -> None:
+        """Set the state and other columns of samples in one statement, which must change all of them."""
+        if numbers:
+            statement = _transition(state, *columns, where="number IN (SELECT value FROM json_each(?))")
+            self.execute_rows(len(numbers), statement, *columns.values(), _json(numbers))
 
     def record_applied(self, step: int, incarnation: int, metrics: Mapping[str, float]) -> None:
         """Record that a trainer applied a batch, and its metrics. :meth:`end_samples` ends the samples."""
@@ -283,10 +296,17 @@ def _json(value: Any) -> str:
 
 
 @cache
-def _transition(state: State, *columns: str) -> str:
-    """Return the statement that sets the state of a sample and ``columns``; its values are those of the columns and the
-    sample. It changes no row unless the transition from the current state is allowed."""
+def _transition(state: State, *columns: str, where: str = "number = ?") -> str:
+    """Return the statement that sets the state of samples and ``columns``; its values are those of the columns and
+    those of ``where``. It changes no row unless the transition from the current state is allowed."""
     assignments = "".join(f", {column} = ?" for column in columns)
     return (
-        f"UPDATE samples SET state = '{state}'{assignments} WHERE number = ? AND state IN ({quoted(PREDECESSORS[state])})"
+        f"UPDATE samples SET state = '{state}'{assignments} WHERE {where} AND state IN ({quoted(PREDECESSORS[state])})"
     )
+
+
+_CLOSE = (
+    "UPDATE groups AS g SET open = 0 WHERE number = ? AND NOT EXISTS (SELECT 1 FROM samples s"
+    f" WHERE {MEMBERS_OF} AND s.state IN ({quoted(OPEN)}))"
+)
+"""The group with this number is not open if none of its samples is."""
