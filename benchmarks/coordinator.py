@@ -4,7 +4,8 @@ python -m benchmarks.coordinator [--json] [--only CELL,...]
 
 The peers (benchmarks/coordinator_peers.py: 64 agents, a runner, a trainer) are another process. Only CPU time of the
 coordinator is compared, because rates depend on the machine; ``rate_of_floor`` is the floor's CPU per sample over the
-coordinator's, both saturated and in the same call (benchmarks/floor_coordinator.py).
+coordinator's, both saturated and in the same call (benchmarks/floor_coordinator.py). ``wal_bytes_per_sample`` is what
+the process writes to files, without the records of payload and texts, which are written once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 from benchmarks import time_limit
 from benchmarks.coordinator_peers import Load, encoded
+from benchmarks.coordinator_restart import RESTART, measure_restart
 from benchmarks.process_counters import memory_bytes
 from benchmarks.report import names_of, report, target
 from rljob.api.models import RLJob
@@ -54,6 +56,7 @@ CELLS: Mapping[str, Load] = {  # ``warm`` is more than what is in flight, two ba
         for name, (tokens, observed) in TURN_TOKENS.items()
     },
     "shards_256": Load(prompts=1024, staleness=0, agents=16, ranks=256, samples=24_576, warm=1024),
+    "restart": RESTART,
 }
 
 
@@ -62,7 +65,8 @@ class Measured:
     """One cell."""
 
     cpu_us_per_sample: float = 0.0
-    written_per_sample: float = 0.0  # bytes, without the payload
+    written_per_sample: float = 0.0  # bytes, without payload and texts
+    text_per_sample: float = 0.0  # bytes
     payload_per_token: float = 0.0  # bytes
     resident_gib: float = 0.0
     shard_seconds: float = 0.0
@@ -174,23 +178,25 @@ async def _measure(pid: int, directory: Path, port: int, load: Load) -> Measured
     if answering is not None:
         answering.cancel()
     found.cpu_us_per_sample = (event["cpu_seconds"] - began["cpu_seconds"]) / (load.samples - load.warm) * 1e6
-    size, found.payload_per_token = payload_per_completion(directory)
+    size, found.payload_per_token, found.text_per_sample = payload_per_completion(directory)
     written = (event["written_bytes"] - began["written_bytes"]) / (load.samples - load.warm)
-    found.written_per_sample = written - size * load.turns
+    found.written_per_sample = written - size * load.turns - found.text_per_sample
     found.resident_gib = memory_bytes(pid) / 2**30
     return found
 
 
-def payload_per_completion(directory: Path) -> tuple[float, float]:
-    """Return the mean size of a payload record in bytes, and its bytes per token; zeros for the floor."""
+def payload_per_completion(directory: Path) -> tuple[float, float, float]:
+    """Return the mean size of a payload record in bytes, its bytes per token, and the mean size of the record of a
+    text; zeros for the floor."""
     with contextlib.closing(sqlite3.connect(directory / "run" / LEDGER)) as ledger:
         try:
             count, size, tokens = ledger.execute(
                 "SELECT COUNT(*), SUM(length), SUM(tokens) FROM completions"
             ).fetchone()
+            (text,) = ledger.execute("SELECT AVG(length) FROM scores").fetchone()
         except sqlite3.OperationalError:
-            return 0.0, 0.0
-    return size / count + HEADER.size, (size + count * HEADER.size) / tokens
+            return 0.0, 0.0, 0.0
+    return size / count + HEADER.size, (size + count * HEADER.size) / tokens, text + HEADER.size
 
 
 async def ask(port: int, milliseconds: list[float]) -> None:
@@ -222,12 +228,20 @@ async def run(cells: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         targets[name] = target(figures[name], comparison, bound)
 
     for cell in cells:
+        if cell == "restart":
+            with tempfile.TemporaryDirectory() as name:
+                seconds = measure_restart(coordinator, Path(name), free_port())
+            add("restart_s", seconds[0], 5)
+            figures |= {"restart_cpu_s": round(seconds[1], 2), "restart_in_flight": seconds[2]}
+            figures["restart_ledger_mb"] = round(seconds[3] / 1e6)
+            continue
         load = CELLS[cell]
         found = await measure(coordinator, load)
         figures[f"resident_gib_{cell}"] = round(found.resident_gib, 3)
         if cell == "saturated":
             add("cpu_us_per_sample", found.cpu_us_per_sample, 110)
             add("wal_bytes_per_sample", found.written_per_sample, 1500)
+            figures["text_bytes_per_sample"] = round(found.text_per_sample, 1)
             add("payload_bytes_per_token", found.payload_per_token, 9)
         elif cell == "saturated_without_shards":
             least = await measure(floor, replace(load, samples=2 * load.samples))

@@ -169,8 +169,8 @@ def second_turn(run: Path) -> None:
     name = written(run)
     alter(
         run,
-        "INSERT INTO completions SELECT sample_number, 1, attempt, finish, tokens, engine, digest, segment, position, length"
-        f" FROM completions WHERE sample = '{name}'",
+        "INSERT INTO completions SELECT sample_number, 1, attempt, finish, tokens, engine, digest, segment, position,"
+        f" length FROM completions WHERE sample = '{name}'",
         f"UPDATE samples SET response_tokens = 2 * response_tokens WHERE id = '{name}'",
     )
     rewritten(run, " AND turn = 1", name, turn=1)
@@ -543,7 +543,8 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
         EVALUATIONS, sql("DELETE FROM samples WHERE id LIKE 'e3.2.%'", "DELETE FROM groups WHERE id = 'e3.2'"),
     ),
     "a version was evaluated that does not exist": (
-        EVALUATIONS, sql(f"INSERT INTO groups VALUES ({group_number('e12.0')}, 'evaluation', 0, 'sums', 0, 12, 0, NULL, 0)"),
+        EVALUATIONS, sql(f"INSERT INTO groups VALUES ({group_number('e12.0')}, 'evaluation', 0, 'sums', 0, 12, 0,"
+                         " NULL, 0)"),
     ),
     "an evaluation is of a task without problems": (
         EVALUATIONS, sql("INSERT INTO evaluations VALUES (3, 'products', 3, 2, 0, 1.0, 1.0, '{}', '', 0.0)"),

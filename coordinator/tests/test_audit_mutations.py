@@ -139,7 +139,9 @@ def change(ledger: Path, table: str, data: st.DataObject) -> tuple[str, Row, Any
     db = sqlite3.connect(ledger, isolation_level=None)
     db.row_factory = sqlite3.Row
     try:
-        completions = "(SELECT COUNT(*) FROM completions c WHERE c.sample_number = t.number)" if table == "samples" else "0"
+        completions = (
+            "(SELECT COUNT(*) FROM completions c WHERE c.sample_number = t.number)" if table == "samples" else "0"
+        )
         rows = [dict(row) for row in db.execute(f"SELECT t.*, {completions} AS completions FROM {table} t")]
         row = data.draw(st.sampled_from(rows))
         key = " AND ".join(f"{name} = ?" for name in TABLES[table])

@@ -16,10 +16,10 @@ from ledgers import RecordingTrainer, alter, ask, batch_of, copy, make_run, run_
 from world import World, job, turns_of
 
 from rljob.coordinator.local_api_server import build_local_api
-from rljob.ledger.sample_numbers import sample_number
 from rljob.ledger.audit import audit
 from rljob.ledger.reader import LedgerReader, NoRunError, SampleRow, Selection, Sort, samples
 from rljob.ledger.sample_detail import show
+from rljob.ledger.sample_numbers import sample_number
 from rljob.ledger.states import Kind, State
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import wait
@@ -38,7 +39,7 @@ def commit(store: Store, key: int) -> int:
 def test_the_wal_begins_again_when_it_is_longer_than_the_limit(store: Store, tmp_path: Path) -> None:
     sizes = [commit(store, key) for key in range(200)]
     assert LIMIT < max(sizes) < 2 * LIMIT
-    assert sizes[-1] <= max(sizes) and any(b < a for a, b in zip(sizes, sizes[1:], strict=False))
+    assert sizes[-1] <= max(sizes) and any(b < a for a, b in itertools.pairwise(sizes))
     assert (tmp_path / "ledger.sqlite").stat().st_size > 100 * len(ROW), "its pages are in the database"
     assert len(store.query("SELECT * FROM meta")) == 200
 

@@ -102,7 +102,9 @@ def _recover_progress(run: Run) -> None:
 
 
 def _group(record: GroupRecord) -> Group:
-    group = Group(record.id, record.seq, record.task, record.row, restarts=record.restarts, dispatched=record.dispatched)
+    group = Group(
+        record.id, record.seq, record.task, record.row, restarts=record.restarts, dispatched=record.dispatched
+    )
     for row in record.samples:
         sample = Sample(row.id, group, row.member, row.min_version, row.reward)
         if row.state not in OPEN:

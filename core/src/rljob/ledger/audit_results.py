@@ -27,8 +27,9 @@ RESULTS = (
                 "its oldest token exceeds the staleness bound of its batch",
             ),
             AuditRule(
-                "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.number = s.group_number WHERE g.kind = 'train' AND"
-                " (s.min_version > s.max_version OR (s.min_version IS NULL) != (NULLIF(s.max_version, -1) IS NULL)"
+                "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.number = s.group_number"
+                " WHERE g.kind = 'train' AND (s.min_version > s.max_version OR (s.min_version IS NULL) !="
+                " (NULLIF(s.max_version, -1) IS NULL)"
                 " OR (s.response_tokens IS NULL AND s.min_version IS NOT NULL)"
                 " OR s.max_version > COALESCE(s.step, :version) OR s.min_version < g.version)",
                 "its tokens have versions that did not exist then",
@@ -154,7 +155,8 @@ RESULTS = (
                 "one of its turns is missing",
             ),
             AuditRule(
-                "SELECT 'turn ' || c.turn || ' of ' || c.sample FROM completions c JOIN samples s ON s.number = c.sample_number"
+                "SELECT 'turn ' || c.turn || ' of ' || c.sample FROM completions c JOIN samples s"
+                " ON s.number = c.sample_number"
                 " WHERE c.attempt >= s.attempt GROUP BY c.sample_number, c.turn HAVING MIN(c.attempt) != MIN(s.attempt)"
                 " OR MAX(c.attempt) - MIN(c.attempt) + 1 != COUNT(*)"
                 " OR COALESCE(MIN(CASE WHEN c.finish != 'abort' THEN c.attempt END), MAX(c.attempt)) != MAX(c.attempt)",
@@ -166,14 +168,16 @@ RESULTS = (
                 "its finish, tokens, turn or attempt is not valid",
             ),
             AuditRule(
-                "SELECT 'sample ' || s.id FROM samples s LEFT JOIN (SELECT c.sample_number AS sample, SUM(c.tokens) AS tokens"
-                " FROM completions c JOIN samples o ON o.number = c.sample_number AND c.attempt >= o.attempt GROUP BY c.sample_number) t"
+                "SELECT 'sample ' || s.id FROM samples s LEFT JOIN (SELECT c.sample_number AS sample,"
+                " SUM(c.tokens) AS tokens FROM completions c JOIN samples o ON o.number = c.sample_number"
+                " AND c.attempt >= o.attempt GROUP BY c.sample_number) t"
                 " ON t.sample = s.number WHERE t.tokens IS NOT s.response_tokens",
                 "its number of tokens differs from the sum over its completions",
             ),
             AuditRule(
-                "SELECT 'sample ' || s.id FROM samples s LEFT JOIN (SELECT c.sample_number AS sample, MAX(c.turn) AS last"
-                " FROM completions c JOIN samples o ON o.number = c.sample_number AND c.attempt >= o.attempt GROUP BY c.sample_number) t"
+                "SELECT 'sample ' || s.id FROM samples s LEFT JOIN (SELECT c.sample_number AS sample,"
+                " MAX(c.turn) AS last FROM completions c JOIN samples o ON o.number = c.sample_number"
+                " AND c.attempt >= o.attempt GROUP BY c.sample_number) t"
                 " ON t.sample = s.number WHERE (s.total_tokens IS NULL) != (t.last IS NULL)"
                 " OR s.total_tokens < s.prompt_tokens + s.response_tokens"
                 " OR (t.last = 0 AND s.total_tokens != s.prompt_tokens + s.response_tokens)",
@@ -291,7 +295,8 @@ RESULTS = (
                 "its sample did not fail",
             ),
             AuditRule(
-                "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.number = s.group_number WHERE s.state = 'failed'"
+                "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.number = s.group_number WHERE"
+                " s.state = 'failed'"
                 " AND NOT EXISTS (SELECT 1 FROM failures f WHERE"
                 " f.sample_number BETWEEN s.number - s.member AND s.number - s.member + 4095"
                 " AND (g.kind = 'train' OR f.sample_number = s.number))",

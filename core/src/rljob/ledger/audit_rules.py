@@ -66,7 +66,8 @@ ACCOUNTS = (
         "SELECT (SELECT COUNT(*) FROM samples) + (SELECT COUNT(*) FROM completions) + (SELECT COUNT(*) FROM applied)",
         (
             AuditRule(
-                "SELECT 'sample ' || id FROM samples WHERE NOT EXISTS (SELECT 1 FROM groups WHERE number = group_number)",
+                "SELECT 'sample ' || id FROM samples WHERE NOT EXISTS (SELECT 1 FROM groups WHERE number ="
+                " group_number)",
                 "its group does not exist",
             ),
             AuditRule(
@@ -189,7 +190,8 @@ ACCOUNTS = (
         "SELECT COUNT(*) FROM samples",
         (
             AuditRule(
-                "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.number = s.group_number WHERE NOT CASE g.kind"
+                "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.number = s.group_number WHERE NOT"
+                " CASE g.kind"
                 f" WHEN 'train' THEN s.state IN {_ENDED} OR (NOT :finished AND s.state IN"
                 " ('admitted', 'scored', 'batched'))"
                 " ELSE s.state IN ('evaluated', 'failed', 'expired') OR (NOT :finished AND s.state = 'admitted') END",

@@ -19,7 +19,8 @@ def failed_note(ledger: LedgerReader, selection: Selection, shown: int) -> str:
         return ""
     where, values = conditions(dataclasses.replace(selection, state=None))
     failed, ended = ledger.rows(
-        f"SELECT COUNT(*) FILTER (WHERE s.state = 'failed'), COUNT(*) FROM samples s JOIN groups g ON g.number = s.group_number"
+        f"SELECT COUNT(*) FILTER (WHERE s.state = 'failed'), COUNT(*) FROM samples s JOIN groups g ON"
+        f" g.number = s.group_number"
         f" WHERE {where} AND s.state NOT IN ({quoted(OPEN)})",
         *values,
     )[0]

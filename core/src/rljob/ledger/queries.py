@@ -285,7 +285,8 @@ def batch(store: Store, step: int) -> list[BatchRow]:
     rows = store.query(
         'SELECT s.id AS sample, s.group_id AS "group", g.task, s.attempt, s.reward, s.turn_rewards,'
         " s.prompt_tokens, s.response_tokens, s.total_tokens, s.min_version"
-        f" FROM samples s CROSS JOIN groups g ON g.number = s.number >> {MEMBER_BITS} WHERE s.step = ? ORDER BY s.number",
+        f" FROM samples s CROSS JOIN groups g ON g.number = s.number >> {MEMBER_BITS} WHERE s.step = ?"
+        " ORDER BY s.number",
         step,
     )
     return [BatchRow(*row) for row in rows]

@@ -29,7 +29,6 @@ from rljob.ledger.segments import Location, record_digest
 from rljob.ledger.states import OPEN, PREDECESSORS, Kind, State, quoted
 from rljob.ledger.store import Store, now
 
-
 _encoder = msgspec.json.Encoder()
 
 
