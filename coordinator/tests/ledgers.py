@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models
 from world import Trainer, World, job, m
 
 from rljob.ledger.payload_record import TextRecord, encode_text
+from rljob.ledger.sample_numbers import sample_number
 from rljob.ledger.segments import Segments
 from rljob.ledger.store import TEXTS
 from rljob.protocol.checkpoint_record import TrainerState, encode_state, hash_file, read_state_file
@@ -148,6 +149,18 @@ def alter(run: Path, *statements: str) -> None:
     db.close()
 
 
+def add_completion(run: Path, source: str, sample: str, turn: int, attempt: int) -> None:
+    """Add a completion to a sample; the rest is that of the first completion of the sample ``source``."""
+    alter(
+        run,
+        f"INSERT INTO completions SELECT (SELECT MAX(number) + 1 FROM completions), {sample_number(sample)}, {turn},"
+        f" {attempt}, finish, tokens, total_tokens, min_version, max_version, engine, digest, segment, position, length"
+        f" FROM completions WHERE sample = '{source}' ORDER BY number LIMIT 1",
+        "UPDATE samples SET completions = json_insert(completions, '$[#]', (SELECT MAX(number) FROM completions))"
+        f" WHERE id = '{sample}'",
+    )
+
+
 def set_text(run: Path, text: str, where: str = "1") -> None:
     """Change the text of the samples with a reward of which an SQL condition holds, as if their rewards had sent it."""
     segments = Segments(run / TEXTS)
@@ -155,8 +168,8 @@ def set_text(run: Path, text: str, where: str = "1") -> None:
         at = segments.append(encode_text(TextRecord(sample, text)))
         alter(
             run,
-            f"UPDATE scores SET segment = {at.segment}, position = {at.offset}, length = {at.length}"
-            f" WHERE sample = '{sample}'",
+            f"UPDATE samples SET text_segment = {at.segment}, text_position = {at.offset}, text_length = {at.length}"
+            f" WHERE id = '{sample}'",
         )
     segments.close()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from ledgers import alter, ask, batch_of, copy, make_run, payload_at
+from ledgers import add_completion, alter, ask, batch_of, copy, make_run, payload_at
 
 from rljob.api.job_status import Progress
 from rljob.ledger.audit import PROPERTIES, audit
@@ -167,12 +167,8 @@ def second_context(run: Path, change: Callable[[bytes], bytes]) -> None:
 def second_turn(run: Path) -> None:
     """Add a turn whose context does not include the first turn; the counts of the sample are updated."""
     name = written(run)
-    alter(
-        run,
-        "INSERT INTO completions SELECT sample_number, 1, attempt, finish, tokens, engine, digest, segment, position,"
-        f" length FROM completions WHERE sample = '{name}'",
-        f"UPDATE samples SET response_tokens = 2 * response_tokens WHERE id = '{name}'",
-    )
+    add_completion(run, name, name, 1, 0)
+    alter(run, f"UPDATE samples SET response_tokens = 2 * response_tokens WHERE id = '{name}'")
     rewritten(run, " AND turn = 1", name, turn=1)
 
 
@@ -213,11 +209,8 @@ def torn_pages(run: Path) -> None:
 
 def texts_exchanged(run: Path) -> None:
     one, two = batch_of(run, 5)[:2]
-    place = "segment, position, length"
-    alter(
-        run,
-        f"UPDATE scores SET ({place}) = (SELECT {place} FROM scores WHERE sample = '{one}') WHERE sample = '{two}'",
-    )
+    place = "text_segment, text_position, text_length"
+    alter(run, f"UPDATE samples SET ({place}) = (SELECT {place} FROM samples WHERE id = '{one}') WHERE id = '{two}'")
 
 
 def text_byte_flipped(run: Path) -> None:
@@ -233,8 +226,8 @@ def text_of_no_sample(run: Path) -> None:
     segments.close()
     alter(
         run,
-        f"UPDATE scores SET segment = {at.segment}, position = {at.offset}, length = {at.length}"
-        f" WHERE sample = '{batch_of(run, 5)[0]}'",
+        f"UPDATE samples SET text_segment = {at.segment}, text_position = {at.offset}, text_length = {at.length}"
+        f" WHERE id = '{batch_of(run, 5)[0]}'",
     )
 
 
@@ -345,16 +338,37 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     ),
     "a batch counts another number of groups": (BATCHES, sql("UPDATE batches SET groups = 3 WHERE step = 5")),
     "a text has another position": (
-        TEXTS, sql(f"UPDATE scores SET position = position + 1 WHERE sample = {TRAINED}"),
+        TEXTS, sql(f"UPDATE samples SET text_position = text_position + 1 WHERE id = {TRAINED}"),
     ),
-    "a text has no position": (TEXTS, sql(f"UPDATE scores SET position = -1 WHERE sample = {TRAINED}")),
+    "a text has no position": (TEXTS, sql(f"UPDATE samples SET text_position = -1 WHERE id = {TRAINED}")),
     "two texts were exchanged": (TEXTS, texts_exchanged),
     "a byte of a text was flipped": (TEXTS, text_byte_flipped),
     "the texts are gone": (TEXTS, lambda run: shutil.rmtree(run / "texts")),
     "a text is not a record": (TEXTS, text_of_no_sample),
-    "a text is missing": (REWARDS, sql(f"DELETE FROM scores WHERE sample = {TRAINED}")),
-    "a score of no sample": (REFERENCES, sql(f"UPDATE scores SET sample_number = {UNKNOWN} WHERE sample = {FILTERED}")),
-    "metrics are not JSON": (DATABASE, sql(f"UPDATE scores SET metrics = '[' WHERE sample = {TRAINED}")),
+    "a text is missing": (REWARDS, sql(f"UPDATE samples SET text_segment = NULL WHERE id = {TRAINED}")),
+    "metrics are missing": (REWARDS, sql(f"UPDATE samples SET metrics = NULL WHERE id = {TRAINED}")),
+    "a sample does not list its completions": (
+        REFERENCES, sql(f"UPDATE samples SET completions = '[]' WHERE id = {TRAINED}"),
+    ),
+    "a sample lists a completion of another one": (
+        REFERENCES, sql("UPDATE samples SET completions = json_insert(completions, '$[#]', (SELECT number FROM"
+                        f" completions WHERE sample = {TRAINED})) WHERE id = {FILTERED}"),
+    ),
+    "a sample lists a completion twice": (
+        REFERENCES, sql("UPDATE samples SET completions = json_insert(completions, '$[#]', json_extract(completions,"
+                        f" '$[0]')) WHERE id = {TRAINED}"),
+    ),
+    "a list of completions is not JSON": (DATABASE, sql(f"UPDATE samples SET completions = '[' WHERE id = {TRAINED}")),
+    "a completion is longer than its sample": (
+        TURNS, sql(f"UPDATE completions SET total_tokens = total_tokens + 1 WHERE sample = {WRITTEN}"),
+    ),
+    "a completion is older than its sample": (
+        TURNS, sql(f"UPDATE completions SET min_version = min_version - 1 WHERE sample = {WRITTEN}"),
+    ),
+    "the first turn is longer than its record": (
+        PAYLOAD, sql(f"UPDATE completions SET total_tokens = 9 WHERE sample = {TWO_TURNS} AND turn = 0"),
+    ),
+    "metrics are not JSON": (DATABASE, sql(f"UPDATE samples SET metrics = '[' WHERE id = {TRAINED}")),
     "a publication's digest was changed": (
         SERVED, sql("UPDATE publications SET digest = 'ffff' WHERE step = 4"),
     ),
@@ -544,7 +558,7 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     ),
     "a version was evaluated that does not exist": (
         EVALUATIONS, sql(f"INSERT INTO groups VALUES ({group_number('e12.0')}, 'evaluation', 0, 'sums', 0, 12, 0,"
-                         " NULL, 0)"),
+                         " NULL, 0, 0)"),
     ),
     "an evaluation is of a task without problems": (
         EVALUATIONS, sql("INSERT INTO evaluations VALUES (3, 'products', 3, 2, 0, 1.0, 1.0, '{}', '', 0.0)"),

@@ -74,7 +74,7 @@ def hostile_run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) ->
     run = copy(finished_run, tmp_path_factory.mktemp("hostile") / f"run{HOSTILE.replace('/', '')}")
     db = sqlite3.connect(run / "ledger.sqlite", isolation_level=None)
     db.execute("UPDATE samples SET reason = ?1, finish = ?1", (HOSTILE,))
-    db.execute("UPDATE scores SET metrics = ?", (json.dumps({HOSTILE: 1}),))
+    db.execute("UPDATE samples SET metrics = ?", (json.dumps({HOSTILE: 1}),))
     db.execute("UPDATE samples SET state = 'failed' WHERE id LIKE '%.0' AND state = 'filtered'")
     db.execute("UPDATE groups SET task = ? WHERE seq = 1", (HOSTILE,))
     db.execute("UPDATE completions SET engine = ?1, finish = ?1", (HOSTILE,))

@@ -96,7 +96,7 @@ def test_entries_in_another_order_are_the_same_job(tmp_path: Path) -> None:
 
 def test_a_ledger_without_a_job_is_assigned_to_the_first_one(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.db.execute("INSERT INTO groups VALUES (0, 'train', 0, 'sums', 0, 0, 0, NULL, 1)")
+    store.db.execute("INSERT INTO groups VALUES (0, 'train', 0, 'sums', 0, 0, 0, NULL, 0, 1)")
     store.close()
     start(tmp_path, written())
     with pytest.raises(ValueError, match=r"spec\.seed"):

@@ -12,14 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
-from ledgers import RecordingTrainer, alter, ask, batch_of, copy, make_run, run_world
+from ledgers import RecordingTrainer, add_completion, alter, ask, batch_of, copy, make_run, run_world
 from world import World, job, turns_of
 
 from rljob.coordinator.local_api_server import build_local_api
 from rljob.ledger.audit import audit
 from rljob.ledger.reader import LedgerReader, NoRunError, SampleRow, Selection, Sort, samples
 from rljob.ledger.sample_detail import show
-from rljob.ledger.sample_numbers import sample_number
 from rljob.ledger.states import Kind, State
 
 
@@ -182,13 +181,8 @@ def test_an_interrupted_turn_is_shown_with_all_its_completions(finished_run: Pat
     """Two records of one turn, as after an interruption."""
     run = copy(finished_run, tmp_path / "run")
     one, two, *_ = (name for step in (4, 5) for name in batch_of(run, step) if turns_of(name) == 1)
-    alter(
-        run,
-        f"UPDATE completions SET finish = 'abort' WHERE sample = '{one}'",
-        "INSERT INTO completions SELECT"
-        f" {sample_number(one)}, 0, 1, finish, tokens, engine, digest, segment, position, length FROM completions"
-        f" WHERE sample = '{two}'",
-    )
+    alter(run, f"UPDATE completions SET finish = 'abort' WHERE sample = '{one}'")
+    add_completion(run, two, one, 0, 1)
     with LedgerReader(run) as ledger:
         (turn,) = show(ledger, one).turns
     assert [(piece.attempt, piece.finish) for piece in turn.completions] == [(0, "abort"), (1, "stop")]

@@ -13,9 +13,10 @@ from rljob.coordinator.run import Run
 from rljob.coordinator.trajectory import Trajectory, Turn
 from rljob.ledger import queries
 from rljob.ledger.queries import GroupRecord, SampleRecord
+from rljob.ledger.sample_numbers import sample_number
 from rljob.ledger.states import OPEN
 from rljob.ledger.step_metrics import recorded_steps
-from rljob.ledger.store import Store
+from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
 from rljob.scheduling.groups import End, Group, Sample
 from rljob.scheduling.mixture import Mixture, TaskShare
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 def recover(run: Run) -> None:
     """Restore the state of ``run`` from its ledger. A new run keeps its initial state."""
+    run.ledger.restore()
     version = queries.version_of(run.ledger)
     _recover_trainer(run)
     _recover_scheduler(run, version)
@@ -113,14 +115,15 @@ def _group(record: GroupRecord) -> Group:
     return group
 
 
-def _trajectory(store: Store, sample: Sample, row: SampleRecord, version: int | None = None) -> Trajectory:
+def _trajectory(ledger: LedgerWriter, sample: Sample, row: SampleRecord, version: int | None = None) -> Trajectory:
     """Return the trajectory of an open sample, with the turns of its completions. ``version``: pinned policy
     version."""
     result = Trajectory(sample, sample.group.task, sample.group.row, version, row.attempt)
     result.recorded_version, result.dispatched = row.min_version, row.dispatched
     known = [v for v in (result.recorded_version, result.dispatched) if v is not None]
     sample.min_version = min(known, default=None)
-    for record in queries.completions(store, sample.id, row.attempt):
+    progress = ledger.progress.get(sample_number(sample.id))
+    for record in queries.payload_records(ledger, progress.numbers if progress else [], row.attempt):
         turn = result.turns.get(record.turn)
         if turn is None:
             # A placeholder: the runner repeats its request when it gets the lease. Until then only the tokens matter.

@@ -34,10 +34,11 @@ DATABASE = "the ledger is a sound database"
 MAX_LINES = 20
 STORAGE_CLASSES = {"INTEGER": "('integer')", "REAL": "('real', 'integer')", "TEXT": "('text')"}
 """Declared type → SQLite storage classes that a value may have."""
-NAMES = {"groups": "id", "samples": "id", "scores": "sample", "completions": "sample"}
+NAMES = {"groups": "id", "samples": "id", "completions": "sample"}
 """Table → column that names its rows; default: the first one."""
 JSON_COLUMNS = (
-    ("scores", "sample", "metrics"),
+    ("samples", "id", "metrics"),
+    ("samples", "id", "completions"),
     ("samples", "id", "turn_rewards"),
     ("applied", "step", "metrics"),
     ("batches", "step", "samples"),
@@ -103,6 +104,7 @@ def prepare(ledger: LedgerReader, spec: RLJobSpec) -> dict[str, Any]:
     ledger.db.create_function("add_up", 2, _add_up)
     ledger.db.create_function("find_number", 1, lambda name: find_number(str(name)))
     ledger.db.create_function("pass_rates_agree", 4, pass_rates_agree)
+    ledger.prepare_accounts()
     for statement in PREPARATIONS:
         ledger.db.execute(statement)
     training, evaluation = spec.training, spec.evaluation

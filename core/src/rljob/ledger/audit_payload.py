@@ -19,8 +19,9 @@ from rljob.ledger.segments import HEADER, Location, PayloadError
 from rljob.protocol.messages import context_digest
 
 COMPLETIONS = """
-SELECT c.*, s.attempt AS first_attempt, s.prompt_tokens, s.total_tokens, s.min_version, s.max_version,
-    s.finish AS ended, s.state
+SELECT c.number, c.sample_number, c.sample, c.turn, c.attempt, c.finish, c.tokens, c.digest, c.segment, c.position,
+    c.length, c.total_tokens AS own_total, c.min_version AS own_min, c.max_version AS own_max,
+    s.attempt AS first_attempt, s.prompt_tokens, s.total_tokens, s.min_version, s.max_version, s.finish AS ended, s.state
 FROM completions c JOIN samples s ON s.number = c.sample_number ORDER BY c.sample_number, c.turn, c.attempt
 """
 
@@ -47,10 +48,12 @@ def examine_payload(ledger: LedgerReader) -> Check:
 def examine_texts(ledger: LedgerReader) -> Check:
     """Check the text of every sample with a reward."""
     findings = Findings("every text exists and is unchanged")
-    for number, *place in ledger.db.execute("SELECT sample_number, segment, position, length FROM scores"):
+    for number, *place in ledger.db.execute(
+        "SELECT sample_number, text_segment, text_position, text_length FROM scores"
+    ):
         findings.examined += 1
         sample = sample_id(number)
-        if place[1] < 0 or place[2] < 0:
+        if None in place or place[1] < 0 or place[2] < 0:
             findings.add("its text has no valid place", f"sample {sample}")
             continue
         try:
@@ -133,6 +136,8 @@ def _mismatches(counted: list[tuple[sqlite3.Row, PayloadRecord | None]]) -> Iter
     records = [record for _, record in counted if record is not None]
     if len(records) < len(counted):
         return
+    if not _counts_agree(counted):
+        yield "the length or the versions of one of its completions differ from the ledger"
     if not _continuous(records):
         yield "the context of a turn does not start with the previous turn"
     if not _generated_from_their_contexts(records):
@@ -146,6 +151,25 @@ def _mismatches(counted: list[tuple[sqlite3.Row, PayloadRecord | None]]) -> Iter
     within = row["min_version"] <= min(versions) and max(versions) <= row["max_version"]
     if not (exact or (unversioned and within)):
         yield "the versions of its tokens differ from the ledger"
+
+
+def _counts_agree(counted: list[tuple[sqlite3.Row, PayloadRecord | None]]) -> bool:
+    """Return whether length and versions in the rows of a sample's completions are those of its records so far."""
+    lowest: list[int] = []
+    turn, written = -1, 0
+    for row, record in counted:
+        assert record is not None
+        turn, written = (row["turn"], written if row["turn"] == turn else 0)
+        written += row["tokens"]
+        versions = [span.version for span in record.spans]
+        if row["own_total"] != len(record.prompt) // INT32 + written:
+            return False
+        if not versions and record.finish != "abort":
+            return True  # it has the version of its engine, which is not in its record
+        lowest += versions
+        if row["own_min"] != min(lowest, default=None) or row["own_max"] != max(versions, default=-1):
+            return False
+    return True
 
 
 def _generated_from_their_contexts(records: list[PayloadRecord]) -> bool:

@@ -70,7 +70,8 @@ RESULTS = (
             ),
             AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE (reward IS NULL) != (turn_rewards IS NULL)"
-                " OR (reward IS NOT NULL) != EXISTS (SELECT 1 FROM scores WHERE sample_number = number)"
+                " OR (reward IS NULL) != (metrics IS NULL) OR (reward IS NULL) != (text_segment IS NULL)"
+                " OR (reward IS NULL) != (text_position IS NULL) OR (reward IS NULL) != (text_length IS NULL)"
                 " OR (state = 'admitted' AND reward IS NOT NULL)",
                 "reward, turn rewards, metrics and text were not written together",
             ),
@@ -182,6 +183,16 @@ RESULTS = (
                 " OR s.total_tokens < s.prompt_tokens + s.response_tokens"
                 " OR (t.last = 0 AND s.total_tokens != s.prompt_tokens + s.response_tokens)",
                 "its length differs from the sum of prompt, observations and responses",
+            ),
+            AuditRule(
+                "SELECT 'turn ' || turn || ' of ' || sample FROM (SELECT c.*, s.total_tokens AS total, s.min_version AS"
+                " lowest, s.max_version AS highest, s.finish AS ended, LEAD(c.turn) OVER own AS next,"
+                " MAX(c.max_version) OVER all_of AS newest FROM completions c JOIN samples s"
+                " ON s.number = c.sample_number WHERE c.attempt >= s.attempt WINDOW all_of AS (PARTITION BY"
+                " c.sample_number), own AS (PARTITION BY c.sample_number ORDER BY c.turn, c.attempt)) WHERE next IS"
+                " NULL AND (total IS NOT total_tokens OR lowest IS NOT min_version OR highest IS NOT newest"
+                " OR ended IS NOT finish)",
+                "its length, versions or finish differ from those of its sample",
             ),
             AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE reward IS NOT NULL AND (response_tokens IS NULL"

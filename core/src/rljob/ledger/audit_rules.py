@@ -4,7 +4,8 @@ Parameters: version (batches applied), finished (0 | 1), steps, groups (of a bat
 admitted (members of a group when it starts), redundant (groups started beyond the bound), alpha, advantage;
 answers (to a problem of an evaluation), pass_reward; tasks (names), pass_at and evaluated (versions to evaluate by the
 manifest) are JSON lists, filters a JSON object: task → groupFilter. The temporary table ``ends`` has one
-row for each group with the number of its samples in each state; ``listed`` has one row for each sample of a batch.
+row for each group with the number of its samples in each state; ``listed`` has one row for each sample of a batch, and
+``held`` one for each completion that the row of a sample lists. ``samples`` is the view of LedgerReader.prepare_accounts.
 """
 
 from __future__ import annotations
@@ -33,7 +34,18 @@ CREATE TEMP TABLE listed AS
 SELECT b.step AS step, CAST(e.key AS INTEGER) AS place, e.value AS sample, find_number(e.value) AS number
 FROM batches b, json_each(CASE WHEN json_valid(b.samples) THEN b.samples ELSE '[]' END) e
 """
-PREPARATIONS = (ENDS, LISTED, "CREATE INDEX temp.listed_by_number ON listed (number)")
+HELD = """
+CREATE TEMP TABLE held AS SELECT j.value AS number, s.number AS sample_number, s.id AS sample
+FROM samples s, json_each(CASE WHEN json_valid(s.completions) THEN s.completions ELSE '[]' END) j
+"""
+PREPARATIONS = (
+    "CREATE TEMP VIEW samples AS SELECT * FROM accounts",
+    ENDS,
+    LISTED,
+    "CREATE INDEX temp.listed_by_number ON listed (number)",
+    HELD,
+    "CREATE INDEX temp.held_by_number ON held (number)",
+)
 
 
 @dataclass(frozen=True)
@@ -76,9 +88,18 @@ ACCOUNTS = (
                 "its sample does not exist",
             ),
             AuditRule(
-                "SELECT 'score of ' || sample FROM scores"
-                " WHERE NOT EXISTS (SELECT 1 FROM samples WHERE number = sample_number)",
-                "its sample does not exist",
+                "SELECT 'completion of ' || sample FROM completions c WHERE NOT EXISTS (SELECT 1 FROM held h"
+                " WHERE h.number = c.number AND h.sample_number = c.sample_number)",
+                "its sample does not list it",
+            ),
+            AuditRule(
+                "SELECT 'sample ' || sample FROM held h WHERE NOT EXISTS (SELECT 1 FROM completions c"
+                " WHERE c.number = h.number AND c.sample_number = h.sample_number)",
+                "it lists a completion that does not exist, or is of another sample",
+            ),
+            AuditRule(
+                "SELECT 'sample ' || MAX(sample) FROM held GROUP BY number HAVING COUNT(*) > 1",
+                "it lists a completion twice",
             ),
             AuditRule(
                 "SELECT 'sample ' || sample FROM listed l"

@@ -15,6 +15,7 @@ from rljob.api.job_status import EvaluationResult
 from rljob.ledger.evaluation_results import result_of
 from rljob.ledger.payload_record import PayloadRecord, decode_record
 from rljob.ledger.sample_numbers import MEMBER_BITS, MEMBERS, evaluation_numbers, sample_id, sample_number
+from rljob.ledger.sample_progress import OPEN_COMPLETIONS, SampleProgress, progress_of_open_samples
 from rljob.ledger.segments import Location
 from rljob.ledger.states import OPEN, State, quoted
 from rljob.ledger.store import Store
@@ -196,6 +197,7 @@ def open_groups(store: Store) -> list[GroupRecord]:
 def _groups(store: Store, condition: str) -> list[GroupRecord]:
     """Return the groups g with an open sample of which a condition holds."""
     groups: dict[str, GroupRecord] = {}
+    progress = progress_of_open_samples(store.query)
     rows = store.query(
         "SELECT g.id AS gid, g.seq, g.task, g.row, g.version, g.restarts, g.dispatched AS first, s.* FROM groups g"
         f" INDEXED BY groups_open CROSS JOIN samples s ON {MEMBERS_OF} WHERE g.open = 1 AND {condition}"
@@ -210,7 +212,9 @@ def _groups(store: Store, condition: str) -> list[GroupRecord]:
         )  # fmt: skip
         sample = SampleRecord(
             row["id"], row["member"], State(row["state"]), row["reward"], row["attempt"],
-            row["dispatched"] if row["attempt"] else row["first"], row["min_version"], row["step"],
+            row["dispatched"] if row["attempt"] else row["first"],
+            row["min_version"] if row["completions"] else progress.get(row["number"], SampleProgress()).min_version,
+            row["step"],
         )  # fmt: skip
         group.samples.append(sample)
     return list(groups.values())
@@ -222,10 +226,20 @@ def completions(store: Store, sample: str, first_attempt: int) -> list[PayloadRe
     Raises:
         PayloadError: a record is damaged.
     """
+    number = sample_number(sample)
+    recorded = store.query("SELECT completions FROM samples WHERE number = ?", number)
+    numbers = json.loads(recorded[0][0]) if recorded and recorded[0][0] else None
+    if numbers is None:
+        numbers = progress_of_open_samples(store.query).get(number, SampleProgress()).numbers
+    return payload_records(store, numbers, first_attempt)
+
+
+def payload_records(store: Store, numbers: list[int], first_attempt: int) -> list[PayloadRecord]:
+    """Return the payload records of completions from ``first_attempt`` on, in order; PayloadError: one is damaged."""
     rows = store.query(
-        "SELECT segment, position, length FROM completions WHERE sample_number = ? AND attempt >= ?"
-        " ORDER BY turn, attempt",
-        sample_number(sample),
+        "SELECT segment, position, length FROM completions WHERE number IN (SELECT value FROM json_each(?))"
+        " AND attempt >= ? ORDER BY turn, attempt",
+        json.dumps(numbers),
         first_attempt,
     )
     return [decode_record(store.segments.read(Location(*row))) for row in rows]
@@ -235,8 +249,8 @@ def locations_of_batch(store: Store, step: int) -> dict[str, list[Location]]:
     """Return the locations of the payload records that count of each sample of a batch, in the order of the records."""
     # CROSS JOIN makes SQLite read samples first, by index.
     rows = store.query(
-        "SELECT c.sample_number, c.segment, c.position, c.length FROM samples s CROSS JOIN completions c"
-        " ON c.sample_number = s.number AND c.attempt >= s.attempt WHERE s.step = ?"
+        "SELECT s.number, c.segment, c.position, c.length FROM samples s CROSS JOIN json_each(s.completions) j"
+        " CROSS JOIN completions c ON c.number = j.value AND c.attempt >= s.attempt WHERE s.step = ?"
         " ORDER BY s.number, c.turn, c.attempt",
         step,
     )
@@ -250,13 +264,16 @@ def first_needed_segment(query: Query, oldest_step: int) -> int | None:
     """Return the first payload segment that is needed by an open sample or by a replay from checkpoint ``oldest_step``;
     None if no segment is needed."""
     # CROSS JOIN makes SQLite read the tables in this order, by index.
-    completions = "CROSS JOIN completions c ON c.sample_number = s.number WHERE"
     rows = [
         *query(
-            f"SELECT MIN(c.segment) FROM groups g INDEXED BY groups_open CROSS JOIN samples s ON {MEMBERS_OF}"
-            f" {completions} g.open = 1 AND s.state IN ({quoted(OPEN)})"
+            "SELECT MIN(c.segment) FROM completions c CROSS JOIN samples s ON s.number = c.sample_number"
+            f" WHERE {OPEN_COMPLETIONS} AND s.state IN ({quoted(OPEN)})"
         ),
-        *query(f"SELECT MIN(c.segment) FROM samples s {completions} s.step >= ?", oldest_step),
+        *query(
+            "SELECT MIN(c.segment) FROM samples s CROSS JOIN json_each(s.completions) j"
+            " CROSS JOIN completions c ON c.number = j.value WHERE s.step >= ?",
+            oldest_step,
+        ),
     ]
     return min((row[0] for row in rows if row[0] is not None), default=None)
 

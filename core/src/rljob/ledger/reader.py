@@ -23,6 +23,8 @@ from rljob.api.models import RLJob
 from rljob.ledger.payload_record import decode_text
 from rljob.ledger.queries import MEMBERS_OF
 from rljob.ledger.sample_numbers import MEMBER_BITS, MEMBERS, find_number
+from rljob.ledger.sample_progress import COLUMNS as PROGRESS
+from rljob.ledger.sample_progress import progress_of_open_samples
 from rljob.ledger.segments import Location, PayloadError, PayloadReader
 from rljob.ledger.states import Kind, State
 from rljob.ledger.store import LEDGER, PAYLOAD, TEXTS, check_version, ledger_directory
@@ -54,6 +56,7 @@ class LedgerReader:
         self.db = _connect(ledger_directory(storage) / LEDGER)
         self.payload = PayloadReader(storage / PAYLOAD)
         self.texts = PayloadReader(storage / TEXTS)
+        self._prepared = False
 
     def job(self) -> RLJob:
         """Return the resolved manifest of the run.
@@ -87,6 +90,22 @@ class LedgerReader:
         except (PayloadError, msgspec.MsgspecError) as error:
             return f"[the text cannot be read: {error}]"
 
+    def prepare_accounts(self) -> None:
+        """Create the temporary view ``accounts``: the samples, also with what those without a reward have generated."""
+        if self._prepared:
+            return
+        self._prepared = True
+        names = ", ".join(PROGRESS)
+        self.db.execute(f"CREATE TEMP TABLE progress (sample_number INTEGER PRIMARY KEY, {names})")
+        rows = [(number, *each.row) for number, each in progress_of_open_samples(self.rows).items()]
+        self.db.executemany(f"INSERT INTO progress VALUES (?{',?' * len(PROGRESS)})", rows)
+        columns = ", ".join(f"s.{name}" for name in _ACCOUNTS)
+        generated = ", ".join(f"COALESCE(s.{name}, p.{name}) AS {name}" for name in PROGRESS)
+        self.db.execute(
+            f"CREATE TEMP VIEW accounts AS SELECT {columns}, {generated} FROM main.samples s"
+            " LEFT JOIN progress p ON p.sample_number = s.number"
+        )
+
     def close(self) -> None:
         """Close all files."""
         self.payload.close()
@@ -110,6 +129,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         db = _open_read_only(path)
         check_version(path, db.execute("PRAGMA user_version").fetchone()[0])
+        db.execute("PRAGMA temp_store=MEMORY")
         db.execute("BEGIN")
         tables = db.execute("SELECT COUNT(*) FROM sqlite_schema WHERE type = 'table'").fetchone()[0]
     except sqlite3.Error as error:
@@ -179,12 +199,15 @@ class SampleRow(msgspec.Struct):
 COLUMNS = (
     's.id, s.group_id AS "group", s.member, g.kind, g.task, g.row, s.state, s.reason, s.step, s.reward, s.advantage,'
     " s.prompt_tokens, s.response_tokens, s.total_tokens, s.min_version, s.max_version,"
-    " s.step - s.min_version AS staleness, s.finish, t.segment, t.position, t.length"
+    " s.step - s.min_version AS staleness, s.finish, s.text_segment, s.text_position, s.text_length"
 )
 """Of :data:`SAMPLES`. The last three are the location of the text: see :func:`sample_row`."""
-SAMPLES = (
-    f"samples s JOIN groups g ON g.number = s.number >> {MEMBER_BITS} LEFT JOIN scores t ON t.sample_number = s.number"
-)
+SAMPLES = f"accounts s JOIN groups g ON g.number = s.number >> {MEMBER_BITS}"
+"""See :meth:`LedgerReader.prepare_accounts`."""
+_ACCOUNTS = (
+    "number", "id", "group_number", "group_id", "member", "attempt", "state", "reason", "reward", "turn_rewards",
+    "dispatched", "step", "advantage", "metrics", "text_segment", "text_position", "text_length",
+)  # fmt: skip
 
 
 def sample_row(ledger: LedgerReader, row: sqlite3.Row) -> SampleRow:
@@ -229,6 +252,7 @@ class Selection:
 
 def samples(ledger: LedgerReader, selection: Selection) -> list[SampleRow]:
     """Return the samples of a selection. Samples without the sort key come last in either direction."""
+    ledger.prepare_accounts()
     where, values = conditions(selection)
     key = _KEYS[selection.sort]
     rows = ledger.rows(

@@ -74,13 +74,15 @@ def show(ledger: LedgerReader, name: str) -> SampleDetail:
     Raises:
         NoRunError: the sample does not exist.
     """
+    ledger.prepare_accounts()
     number = find_number(name)
     found = ledger.rows(f"SELECT {COLUMNS} FROM {SAMPLES} WHERE s.number = ?", number)
     if number is None or not found:
         raise NoRunError(unknown_sample(ledger, name))
     sample = sample_row(ledger, found[0])
-    [(attempt, turn_rewards)] = ledger.rows("SELECT attempt, turn_rewards FROM samples WHERE number = ?", number)
-    metrics = ledger.rows("SELECT metrics FROM scores WHERE sample_number = ?", number)
+    [(attempt, turn_rewards, metrics, completions)] = ledger.rows(
+        "SELECT attempt, turn_rewards, metrics, completions FROM accounts WHERE number = ?", number
+    )
     first = number - sample.member
     siblings = ledger.rows(
         "SELECT id, state, reward, advantage FROM samples WHERE number BETWEEN ? AND ? AND number != ? ORDER BY number",
@@ -89,18 +91,19 @@ def show(ledger: LedgerReader, name: str) -> SampleDetail:
         number,
     )
     notes: list[str] = []
-    turns = _turns(ledger, number, attempt, notes)
+    turns = _turns(ledger, completions, attempt, notes)
     if turn_rewards:
         for turn, reward in zip(turns, json.loads(turn_rewards), strict=False):  # not strict: the ledger may be damaged
             turn.reward = reward
     others = [Sibling(*row) for row in siblings]
-    return SampleDetail(sample, attempt, json.loads(metrics[0][0]) if metrics else {}, others, turns, notes)
+    return SampleDetail(sample, attempt, json.loads(metrics) if metrics else {}, others, turns, notes)
 
 
-def _turns(ledger: LedgerReader, number: int, first_attempt: int, notes: list[str]) -> list[TurnDetail]:
+def _turns(ledger: LedgerReader, completions: str | None, first_attempt: int, notes: list[str]) -> list[TurnDetail]:
     rows = ledger.rows(
-        "SELECT * FROM completions WHERE sample_number = ? AND attempt >= ? ORDER BY turn, attempt",
-        number,
+        "SELECT * FROM completions WHERE number IN (SELECT value FROM json_each(?)) AND attempt >= ?"
+        " ORDER BY turn, attempt",
+        completions or "[]",
         first_attempt,
     )
     vocabulary = Vocabulary(ledger) if rows else None

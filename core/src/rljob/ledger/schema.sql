@@ -1,5 +1,6 @@
 -- The ledger: admissions, decisions and publications of a run. Rows are added and their states advance; none is deleted.
--- Values that change are in small rows, and what is written once is in tables of its own: WAL bytes are pages that change.
+-- A commit writes whole pages: rows of completions are added in order of time, and those of samples change once before a
+-- batch. What a sample without a reward has generated follows from its completions.
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS groups (
     number INTEGER PRIMARY KEY,      -- see rljob.ledger.sample_numbers
@@ -10,6 +11,7 @@ CREATE TABLE IF NOT EXISTS groups (
     version INTEGER NOT NULL,        -- trainer version at admission; in an evaluation the pinned version
     restarts INTEGER NOT NULL,       -- number of earlier groups of the same prompt
     dispatched INTEGER,              -- version of the engine that got the first request of the group; NULL: none did
+    completions INTEGER NOT NULL,    -- number of the newest completion when the group was admitted
     open INTEGER NOT NULL DEFAULT 1, -- whether a sample of the group has not ended
     id TEXT AS (
         CASE WHEN number >= 0 THEN 'g' || number
@@ -23,13 +25,18 @@ CREATE TABLE IF NOT EXISTS samples (
     reason TEXT NOT NULL DEFAULT '',
     reward REAL,
     turn_rewards TEXT,                      -- JSON list, one number for each turn; the sum is the reward, except for rounding
+    completions TEXT,                       -- JSON list of numbers; this and the next six: see rljob.ledger.sample_progress
     prompt_tokens INTEGER,                  -- of the first turn
     response_tokens INTEGER,                -- written by the model, over all turns
     total_tokens INTEGER,                   -- of the sequence: prompt, model and observations
-    dispatched INTEGER,                     -- as that of its group, of the attempts after a discarded one
     min_version INTEGER,
     max_version INTEGER,
     finish TEXT,
+    dispatched INTEGER,                     -- as that of its group, of the attempts after a discarded one
+    metrics TEXT,                           -- of the reward, JSON
+    text_segment INTEGER,                   -- of the texts: where the text of the last turn is
+    text_position INTEGER,
+    text_length INTEGER,
     step INTEGER,                           -- of its batch
     advantage REAL,                         -- used by the trainer; NULL: not reported
     group_number INTEGER AS (number >> 12),
@@ -40,18 +47,9 @@ CREATE TABLE IF NOT EXISTS samples (
     ),
     id TEXT AS (group_id || '.' || member)
 );
-CREATE TABLE IF NOT EXISTS scores (  -- of each sample with a reward: what later changes of the sample must not copy
-    sample_number INTEGER PRIMARY KEY REFERENCES samples(number),
-    metrics TEXT NOT NULL,           -- JSON
-    segment INTEGER NOT NULL,        -- of the texts: where the text of the last turn is
-    position INTEGER NOT NULL,
-    length INTEGER NOT NULL,
-    sample TEXT AS (
-        CASE WHEN sample_number >= 0 THEN 'g' || (sample_number >> 12)
-        ELSE 'e' || (-1 - (sample_number >> 12) >> 28) || '.' || (-1 - (sample_number >> 12) & 268435455) END
-        || '.' || (sample_number & 4095)
-    )
-);
+CREATE VIEW IF NOT EXISTS scores AS  -- samples with a reward
+SELECT number AS sample_number, id AS sample, metrics, text_segment, text_position, text_length
+FROM samples WHERE metrics IS NOT NULL;
 CREATE TABLE IF NOT EXISTS failures (  -- samples that failed by themselves; the other samples of their groups end with them
     number INTEGER PRIMARY KEY,        -- from 1, in order of time
     sample_number INTEGER NOT NULL UNIQUE REFERENCES samples(number)
@@ -64,11 +62,15 @@ CREATE TABLE IF NOT EXISTS ended (   -- number of training samples with each end
     samples INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS completions (
+    number INTEGER PRIMARY KEY,      -- from 1, in order of time: new rows are in few pages
     sample_number INTEGER NOT NULL REFERENCES samples(number),
     turn INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
     finish TEXT NOT NULL,            -- stop | length | abort (a prefix)
     tokens INTEGER NOT NULL,
+    total_tokens INTEGER NOT NULL,   -- of the sequence after it: context and response of its turn
+    min_version INTEGER,             -- lowest version of a token of the sample so far
+    max_version INTEGER NOT NULL,    -- highest version of its tokens; -1: it has none
     engine TEXT NOT NULL,
     digest TEXT NOT NULL,            -- blake3 of the payload record
     segment INTEGER NOT NULL,
@@ -78,9 +80,8 @@ CREATE TABLE IF NOT EXISTS completions (
         CASE WHEN sample_number >= 0 THEN 'g' || (sample_number >> 12)
         ELSE 'e' || (-1 - (sample_number >> 12) >> 28) || '.' || (-1 - (sample_number >> 12) & 268435455) END
         || '.' || (sample_number & 4095)
-    ),
-    PRIMARY KEY (sample_number, turn, attempt)
-) WITHOUT ROWID;
+    )
+);
 CREATE TABLE IF NOT EXISTS batches (
     step INTEGER PRIMARY KEY,
     formed REAL NOT NULL,            -- Unix time

@@ -73,6 +73,7 @@ class _Record(NamedTuple):
     content: bytes
     place: _Place
     digest: bytes | None = None
+    rows: int | None = None
 
 
 _Queued = _Statement | _Each | _Record
@@ -175,8 +176,9 @@ class Store:
         self._put(_Record(self.segments, payload, statement, digest))
 
     def record_text(self, text: bytes, statement: _Place) -> None:
-        """Queue a record of the texts, which are never unlinked, and its statement, as in :meth:`record`."""
-        self._put(_Record(self.texts, text, statement))
+        """Queue a record of the texts, which are never unlinked, and its statement, as in :meth:`record`. It must
+        change exactly one row, as in :meth:`execute_one`."""
+        self._put(_Record(self.texts, text, statement, rows=1))
 
     def _put(self, queued: _Queued) -> None:
         self._queue.append(queued)
@@ -256,9 +258,9 @@ class Store:
         rows: dict[str, tuple[list[_Row], int | None]] = {}  # statement → its rows since the last _Statement
         for queued in [*queue, None]:
             match queued:
-                case _Record(segments, content, place, digest):
+                case _Record(segments, content, place, digest, changes):
                     sql, values = place(segments.append(content, digest))
-                    rows.setdefault(sql, ([], None))[0].append(values)
+                    rows.setdefault(sql, ([], changes))[0].append(values)
                 case _Each(sql, values, changes):
                     rows.setdefault(sql, ([], changes))[0].append(values)
                 case _:

@@ -11,6 +11,7 @@ import json
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from rljob.ledger.payload_record import (
 )
 from rljob.ledger.queries import MEMBERS_OF, MixtureRecord, first_needed_segment, samples_of_batch
 from rljob.ledger.sample_numbers import MEMBER_BITS, group_number, sample_id, sample_number
+from rljob.ledger.sample_progress import COLUMNS, SampleProgress, progress_of_open_samples
 from rljob.ledger.segments import Location, record_digest
 from rljob.ledger.states import OPEN, PREDECESSORS, Kind, State, quoted
 from rljob.ledger.store import Store, now
@@ -34,6 +36,17 @@ _encoder = msgspec.json.Encoder()
 
 class LedgerWriter(Store):
     """The ledger of the run in ``directory`` (None: in memory), open for writing. Raises :class:`Store`'s errors."""
+
+    def __init__(self, directory: Path | None) -> None:
+        super().__init__(directory)
+        self._completions = 0  # number of the newest
+        self.progress: dict[int, SampleProgress] = {}
+        """Number of an open sample without a reward → its completions."""
+
+    def restore(self) -> None:
+        """Continue the run that the ledger has. Call it once, before any write."""
+        self._completions = self.query("SELECT COALESCE(MAX(number), 0) FROM completions")[0][0]
+        self.progress = progress_of_open_samples(self.query)
 
     def describe(self, row: Sequence[Any]) -> str:
         """Return the first samples of a transition."""
@@ -80,8 +93,9 @@ class LedgerWriter(Store):
         """
         number = group_number(group)
         self.execute(
-            "INSERT INTO groups VALUES (?,?,?,?,?,?,?,NULL,1)", number, kind, seq, task, row, version, restarts
-        )
+            "INSERT INTO groups VALUES (?,?,?,?,?,?,?,NULL,?,1)",
+            number, kind, seq, task, row, version, restarts, self._completions,
+        )  # fmt: skip
         rows = [(sample_number(sample),) for sample in samples]
         assert [row[0] for row in rows] == list(range(number << MEMBER_BITS, (number << MEMBER_BITS) + len(rows)))
         self.execute_many("INSERT INTO samples (number) VALUES (?)", rows)
@@ -115,29 +129,25 @@ class LedgerWriter(Store):
         """
         payload, tokens = encode_record(record), len(record.token_ids) // INT32
         digest, number = record_digest(payload), sample_number(record.sample)
+        highest = -1 if max_version is None else max_version
+        self._completions += 1
+        row = (self._completions, number, record.turn, record.attempt, record.finish, tokens, total_tokens, min_version)
+        row += (highest, engine, digest.hex())
 
         def insert(at: Location) -> tuple[str, tuple[object, ...]]:
-            return "INSERT OR IGNORE INTO completions VALUES (?,?,?,?,?,?,?,?,?,?)", (
-                number, record.turn, record.attempt, record.finish, tokens, engine, digest.hex(),
-                at.segment, at.offset, at.length,
-            )  # fmt: skip
+            return f"INSERT INTO completions VALUES (?{',?' * 13})", (*row, at.segment, at.offset, at.length)
 
         self.record(payload, insert, digest)
-        self.execute_each(
-            "UPDATE samples SET prompt_tokens = IIF(?, prompt_tokens, ?), total_tokens = ?,"
-            " response_tokens = COALESCE(response_tokens, 0) + ?, finish = ?, dispatched = NULL, min_version = ?,"
-            " max_version = MAX(COALESCE(max_version, -1), ?) WHERE number = ?",
-            record.turn, len(record.prompt) // INT32, total_tokens, tokens, record.finish,
-            min_version, -1 if max_version is None else max_version, number,
-        )  # fmt: skip
+        progress = self.progress.setdefault(number, SampleProgress())
+        progress.numbers.append(self._completions)
+        progress.add(tokens, total_tokens, record.finish, min_version, highest)
 
     def discard_generation(self, sample: str, attempt: int) -> None:
         """Discard the generated tokens of a sample. Only completions from ``attempt`` on count from now on."""
-        self.execute(
-            "UPDATE samples SET attempt = ?, prompt_tokens = NULL, response_tokens = NULL, total_tokens = NULL,"
-            " dispatched = NULL, min_version = NULL, max_version = NULL WHERE number = ?",
-            attempt, sample_number(sample),
-        )  # fmt: skip
+        number = sample_number(sample)
+        self.execute("UPDATE samples SET attempt = ?, dispatched = NULL WHERE number = ?", attempt, number)
+        if number in self.progress:
+            self.progress[number].discard()
 
     def record_score(
         self,
@@ -159,21 +169,22 @@ class LedgerWriter(Store):
             text: the last response.
         """
         state = State.SCORED if kind is Kind.TRAIN else State.EVALUATED
-        number, values = sample_number(sample), _json(metrics)
-        turns = _json(turn_rewards)
-        self.execute_each(_transition(state, "reward", "turn_rewards"), reward, turns, number, changes=True)
+        number = sample_number(sample)
+        progress = self.progress.pop(number, None) or SampleProgress()
+        row = (reward, _json(turn_rewards), _json(metrics), *progress.row)
 
-        def insert(at: Location) -> tuple[str, tuple[object, ...]]:
-            row = (number, values, at.segment, at.offset, at.length)
-            return "INSERT INTO scores VALUES (?,?,?,?,?)", row
+        def update(at: Location) -> tuple[str, tuple[object, ...]]:
+            return _transition(state, *_SCORE), (*row, None, at.segment, at.offset, at.length, number)
 
-        self.record_text(encode_text(TextRecord(sample, text)), insert)
+        self.record_text(encode_text(TextRecord(sample, text)), update)
         if state is State.EVALUATED:
             self.execute(_CLOSE, number >> MEMBER_BITS)
 
     def end_samples(self, samples: Collection[str], end: State, reason: str) -> None:
         """End samples with any end except ``evaluated``."""
         numbers = [sample_number(sample) for sample in samples]
+        generated = [(number, self.progress.pop(number)) for number in numbers if number in self.progress]
+        self.execute_many(_GENERATED, [(*progress.row, number) for number, progress in generated])
         self._transition(end, numbers, reason=reason)
         self.execute_many(_CLOSE, [(group,) for group in dict.fromkeys(number >> MEMBER_BITS for number in numbers)])
         training = sum(number >= 0 for number in numbers)
@@ -304,6 +315,8 @@ def _transition(state: State, *columns: str, where: str = "number = ?") -> str:
     )
 
 
+_SCORE = ("reward", "turn_rewards", "metrics", *COLUMNS, "dispatched", "text_segment", "text_position", "text_length")
+_GENERATED = f"UPDATE samples SET {', '.join(f'{column} = ?' for column in COLUMNS)} WHERE number = ?"
 _CLOSE = (
     "UPDATE groups AS g SET open = 0 WHERE number = ? AND NOT EXISTS (SELECT 1 FROM samples s"
     f" WHERE {MEMBERS_OF} AND s.state IN ({quoted(OPEN)}))"
