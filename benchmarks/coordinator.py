@@ -4,8 +4,8 @@ python -m benchmarks.coordinator [--json] [--only CELL,...]
 
 The peers (benchmarks/coordinator_peers.py: 64 agents, a runner, a trainer) are another process. Only CPU time of the
 coordinator is compared, because rates depend on the machine; ``rate_of_floor`` is the floor's CPU per sample over the
-coordinator's, both saturated and in the same call (benchmarks/floor_coordinator.py). ``wal_bytes_per_sample`` is what
-the process writes to files, without the records of payload and texts, which are written once.
+coordinator's, both saturated and in the same call (benchmarks/floor_coordinator.py). ``wal_bytes_per_sample`` does not
+include payload and texts, which are written once, to files of their own.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MEMBERS = 8
 TOKEN = "none"
 TIMEOUT_SECONDS = 1200.0
+WAL_SEQUENCE = slice(12, 16)
+"""Of the header of a WAL: how often it has begun again."""
 TURNS = 25
 TURN_TOKENS = {"2k": (40, 38), "32k": (500, 806)}
 """Context of the last of 25 turns → tokens of a completion and of an observation."""
@@ -65,7 +67,7 @@ class Measured:
     """One cell."""
 
     cpu_us_per_sample: float = 0.0
-    written_per_sample: float = 0.0  # bytes, without payload and texts
+    wal_per_sample: float = 0.0  # bytes
     text_per_sample: float = 0.0  # bytes
     payload_per_token: float = 0.0  # bytes
     resident_gib: float = 0.0
@@ -157,6 +159,7 @@ async def measure(start: Any, load: Load) -> Measured:
 async def _measure(pid: int, directory: Path, port: int, load: Load) -> Measured:
     found = Measured()
     began: dict[str, Any] = {}
+    wal = 0
     pulling: dict[str, Any] = {}
     answering: asyncio.Task[None] | None = None
     async with events(port, load, pid) as output:
@@ -164,7 +167,7 @@ async def _measure(pid: int, directory: Path, port: int, load: Load) -> Measured
             event = json.loads(line)
             match event["event"]:
                 case "begin":
-                    began = event
+                    began, wal = event, wal_bytes(directory)
                     answering = asyncio.create_task(ask(port, found.answers_ms)) if load.ask else None
                 case "shards begin":
                     pulling = event
@@ -178,25 +181,34 @@ async def _measure(pid: int, directory: Path, port: int, load: Load) -> Measured
     if answering is not None:
         answering.cancel()
     found.cpu_us_per_sample = (event["cpu_seconds"] - began["cpu_seconds"]) / (load.samples - load.warm) * 1e6
-    size, found.payload_per_token, found.text_per_sample = payload_per_completion(directory)
-    written = (event["written_bytes"] - began["written_bytes"]) / (load.samples - load.warm)
-    found.written_per_sample = written - size * load.turns - found.text_per_sample
+    found.payload_per_token, found.text_per_sample = payload_and_text_bytes(directory)
+    found.wal_per_sample = (wal_bytes(directory) - wal) / (load.samples - load.warm)
     found.resident_gib = memory_bytes(pid) / 2**30
     return found
 
 
-def payload_per_completion(directory: Path) -> tuple[float, float, float]:
-    """Return the mean size of a payload record in bytes, its bytes per token, and the mean size of the record of a
-    text; zeros for the floor."""
+def wal_bytes(directory: Path) -> int:
+    """Return what was written to the WAL of the ledger. It is the length of the file before SQLite first begins it
+    again: RuntimeError if that has happened."""
+    path = directory / "run" / f"{LEDGER}-wal"
+    with path.open("rb") as file:
+        begun_again = int.from_bytes(file.read(WAL_SEQUENCE.stop)[WAL_SEQUENCE], "big")
+    if begun_again:
+        raise RuntimeError("the WAL began again during the measurement; measure fewer samples")
+    return path.stat().st_size
+
+
+def payload_and_text_bytes(directory: Path) -> tuple[float, float]:
+    """Return the payload's bytes per token, and the mean size of the record of a text; zeros for the floor."""
     with contextlib.closing(sqlite3.connect(directory / "run" / LEDGER)) as ledger:
         try:
             count, size, tokens = ledger.execute(
                 "SELECT COUNT(*), SUM(length), SUM(tokens) FROM completions"
             ).fetchone()
-            (text,) = ledger.execute("SELECT AVG(length) FROM scores").fetchone()
+            (text,) = ledger.execute("SELECT AVG(text_length) FROM scores").fetchone()
         except sqlite3.OperationalError:
-            return 0.0, 0.0, 0.0
-    return size / count + HEADER.size, (size + count * HEADER.size) / tokens, text + HEADER.size
+            return 0.0, 0.0
+    return (size + count * HEADER.size) / tokens, text + HEADER.size
 
 
 async def ask(port: int, milliseconds: list[float]) -> None:
@@ -240,7 +252,7 @@ async def run(cells: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         figures[f"resident_gib_{cell}"] = round(found.resident_gib, 3)
         if cell == "saturated":
             add("cpu_us_per_sample", found.cpu_us_per_sample, 110)
-            add("wal_bytes_per_sample", found.written_per_sample, 1500)
+            add("wal_bytes_per_sample", found.wal_per_sample, 1500)
             figures["text_bytes_per_sample"] = round(found.text_per_sample, 1)
             add("payload_bytes_per_token", found.payload_per_token, 9)
         elif cell == "saturated_without_shards":

@@ -20,7 +20,7 @@ import aiohttp
 import uvloop
 import zstandard
 
-from benchmarks.process_counters import cpu_seconds, written_bytes
+from benchmarks.process_counters import cpu_seconds
 from rljob.protocol import messages as m
 from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.shards import encode_selection
@@ -110,7 +110,7 @@ class Peers:
 
     def say(self, event: str, **values: object) -> None:
         """Print an event for the benchmark."""
-        counters = {"cpu_seconds": cpu_seconds(self.pid), "written_bytes": written_bytes(self.pid)}
+        counters = {"cpu_seconds": cpu_seconds(self.pid)}
         sys.stdout.write(json.dumps({"event": event, **counters, **values}) + "\n")
         sys.stdout.flush()
 

@@ -18,8 +18,3 @@ def cpu_seconds(pid: int) -> float:
 def memory_bytes(pid: int) -> int:
     """Return the resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def written_bytes(pid: int) -> int:
-    """Return what a process has written by write calls, which sockets do not use."""
-    return int(dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())["wchar"])

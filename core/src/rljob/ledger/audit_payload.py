@@ -21,7 +21,7 @@ from rljob.protocol.messages import context_digest
 COMPLETIONS = """
 SELECT c.number, c.sample_number, c.sample, c.turn, c.attempt, c.finish, c.tokens, c.digest, c.segment, c.position,
     c.length, c.total_tokens AS own_total, c.min_version AS own_min, c.max_version AS own_max,
-    s.attempt AS first_attempt, s.prompt_tokens, s.total_tokens, s.min_version, s.max_version, s.finish AS ended, s.state
+    s.attempt AS first_attempt, s.prompt_tokens, s.total_tokens, s.min_version, s.max_version, s.finish AS ended
 FROM completions c JOIN samples s ON s.number = c.sample_number ORDER BY c.sample_number, c.turn, c.attempt
 """
 

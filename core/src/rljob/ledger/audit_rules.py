@@ -5,7 +5,8 @@ admitted (members of a group when it starts), redundant (groups started beyond t
 answers (to a problem of an evaluation), pass_reward; tasks (names), pass_at and evaluated (versions to evaluate by the
 manifest) are JSON lists, filters a JSON object: task → groupFilter. The temporary table ``ends`` has one
 row for each group with the number of its samples in each state; ``listed`` has one row for each sample of a batch, and
-``held`` one for each completion that the row of a sample lists. ``samples`` is the view of LedgerReader.prepare_accounts.
+``held`` one for each completion that the row of a sample lists. ``samples`` is the view that
+LedgerReader.prepare_accounts creates.
 """
 
 from __future__ import annotations
