@@ -12,6 +12,7 @@ import pytest
 
 from rljob.ledger import queries
 from rljob.ledger.payload_record import PayloadRecord
+from rljob.ledger.sample_numbers import sample_id
 from rljob.ledger.states import OPEN, PREDECESSORS, REJECTED, Kind, State
 from rljob.ledger.store import TransitionError
 from rljob.ledger.writer import LedgerWriter
@@ -125,3 +126,64 @@ async def test_advantages_go_to_the_samples_of_their_batch_in_its_order(ledger: 
         ledger.record_advantages(0, bytes(4))
     with pytest.raises(ValueError, match="zip"):
         ledger.record_advantages(7, bytes(4))
+
+
+def completion(sample: str, turn: int, attempt: int, prompt: int, tokens: int, finish: str = "stop") -> PayloadRecord:
+    """Return a completion of zeros; ``prompt`` and ``tokens``: numbers of tokens."""
+    spans = [VersionSpan(attempt, 0, tokens)] if tokens else []
+    return PayloadRecord(
+        sample, turn, attempt, bytes(4 * prompt), bytes(4 * tokens), bytes(4 * tokens), spans, finish, ""
+    )
+
+
+async def test_what_open_samples_have_generated_is_restored_from_their_completions(ledger: LedgerWriter) -> None:
+    ledger.admit_group("g0", Kind.TRAIN, 0, "sums", 0, 0, ["g0.0"], 0)
+    ledger.record_completion(completion("g0.0", 0, 0, 2, 3), "", 5, 0, 0)
+    ledger.end_samples(["g0.0"], State.EXPIRED, "late")
+    ledger.admit_group("g1", Kind.TRAIN, 1, "sums", 1, 0, ["g1.0", "g1.1", "g1.2"], 0)
+    ledger.record_completion(completion("g1.0", 0, 0, 2, 3, "abort"), "", 5, 4, 4)
+    ledger.record_completion(completion("g1.0", 0, 1, 2, 1), "", 6, 4, 5)
+    ledger.record_completion(completion("g1.1", 0, 0, 2, 3), "", 5, 4, 4)
+    ledger.discard_generation("g1.1", 1)
+    ledger.record_completion(completion("g1.2", 0, 0, 2, 3), "", 5, 4, 4)
+    ledger.record_score("g1.2", Kind.TRAIN, 1.0, [1.0], {}, "text")
+    await ledger.drain()
+    before, ledger.progress = ledger.progress, {}
+    ledger.restore()
+    assert ledger.progress == before
+    assert {sample_id(number): progress.row for number, progress in before.items()} == {
+        "g1.0": ("[2, 3]", 2, 4, 6, 4, 5, "stop"),
+        "g1.1": ("[4]", None, None, None, None, None, None),
+    }
+    ledger.record_completion(completion("g1.1", 0, 1, 2, 1), "", 3, 6, 6)
+    ledger.record_score("g1.1", Kind.TRAIN, 1.0, [1.0], {}, "text")
+    await ledger.drain()
+    columns = "completions, prompt_tokens, response_tokens, total_tokens, min_version, max_version, finish"
+    rows = ledger.query(f"SELECT {columns} FROM samples ORDER BY number")
+    assert [tuple(row) for row in rows] == [
+        ("[1]", 2, 3, 5, 0, 0, "stop"),
+        (None, None, None, None, None, None, None),
+        ("[4, 6]", 2, 1, 3, 6, 6, "stop"),
+        ("[5]", 2, 3, 5, 4, 4, "stop"),
+    ]
+
+
+async def test_segments_of_open_samples_and_of_batches_since_a_step_are_needed(ledger: LedgerWriter) -> None:
+    for number in range(3):
+        ledger.admit_group(f"g{number}", Kind.TRAIN, number, "sums", number, 0, [f"g{number}.0"], 0)
+        ledger.record_completion(completion(f"g{number}.0", 0, 0, 2, 3), "", 5, 0, 0)
+        await ledger.drain()
+        ledger.db.execute("UPDATE completions SET segment = ?1 WHERE number = ?1 + 1", (number,))
+    assert queries.first_needed_segment(ledger.query, 0) == 0
+    for number in range(2):
+        ledger.record_score(f"g{number}.0", Kind.TRAIN, 1.0, [1.0], {}, "text")
+        ledger.record_batch(number, [f"g{number}.0"])
+    await ledger.drain()
+    assert queries.first_needed_segment(ledger.query, 7) == 0, "batches that are not trained are open"
+    ledger.end_samples(["g0.0", "g1.0"], State.TRAINED, "")
+    await ledger.drain()
+    assert queries.first_needed_segment(ledger.query, 7) == 2
+    assert queries.first_needed_segment(ledger.query, 1) == 1
+    ledger.end_samples(["g2.0"], State.EXPIRED, "late")
+    await ledger.drain()
+    assert queries.first_needed_segment(ledger.query, 7) is None

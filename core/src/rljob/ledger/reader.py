@@ -214,7 +214,7 @@ def sample_row(ledger: LedgerReader, row: sqlite3.Row) -> SampleRow:
     """Return a row of :data:`COLUMNS`."""
     *values, segment, position, length = row
     text = None if segment is None else ledger.text(Location(segment, position, length))
-    return SampleRow(*values, text=text)
+    return SampleRow(*values, text)
 
 
 class Sort(StrEnum):

@@ -44,7 +44,8 @@ class SampleProgress:
 
     def discard(self) -> None:
         """Forget the completions so far except for their numbers."""
-        self.prompt_tokens = self.response_tokens = self.total_tokens = self.min_version = self.max_version = None
+        self.prompt_tokens = self.response_tokens = self.total_tokens = None
+        self.min_version = self.max_version = self.finish = None
 
     @property
     def row(self) -> tuple[Any, ...]:

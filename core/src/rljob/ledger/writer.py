@@ -131,8 +131,10 @@ class LedgerWriter(Store):
         digest, number = record_digest(payload), sample_number(record.sample)
         highest = -1 if max_version is None else max_version
         self._completions += 1
-        row = (self._completions, number, record.turn, record.attempt, record.finish, tokens, total_tokens, min_version)
-        row += (highest, engine, digest.hex())
+        row = (
+            self._completions, number, record.turn, record.attempt, record.finish, tokens, total_tokens, min_version,
+            highest, engine, digest.hex(),
+        )  # fmt: skip
 
         def insert(at: Location) -> tuple[str, tuple[object, ...]]:
             return f"INSERT INTO completions VALUES (?{',?' * 13})", (*row, at.segment, at.offset, at.length)
