@@ -137,6 +137,16 @@ def test_damaged_payload_adds_a_note(finished_run: Path, tmp_path: Path) -> None
     assert "payload segment 1 is damaged at byte" in note
 
 
+def test_a_damaged_text_is_missing_and_adds_a_note(finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    assert {row.text for row in listed(run, step=5)} == {"text"}
+    for path in (run / "texts").iterdir():
+        path.write_bytes(bytes(path.stat().st_size))
+    assert {row.text for row in listed(run, step=5)} == {None}
+    with LedgerReader(run) as ledger:
+        assert show(ledger, batch_of(run, 5)[0]).notes == ["its text cannot be read; rljob audit names the damage"]
+
+
 def test_without_a_tokenizer_tokens_have_no_text_and_a_note_has_the_reason(finished_run: Path, tmp_path: Path) -> None:
     run = copy(finished_run, tmp_path / "run")
     tokenizer = run / "model" / "tokenizer.json"

@@ -83,12 +83,12 @@ class LedgerReader:
         row = self.db.execute(statement, values).fetchone()
         return None if row is None else row[0]
 
-    def text(self, location: Location) -> str:
-        """Return a recorded text; if it cannot be read, a sentence in brackets that says so."""
+    def text(self, location: Location) -> str | None:
+        """Return a recorded text; None if it cannot be read: the audit reports it."""
         try:
             return decode_text(self.texts.read(location)).text
-        except (PayloadError, msgspec.MsgspecError) as error:
-            return f"[the text cannot be read: {error}]"
+        except (PayloadError, msgspec.MsgspecError):
+            return None
 
     def prepare_accounts(self) -> None:
         """Create the temporary view ``accounts``: the samples, also with what those without a reward have generated."""
@@ -129,7 +129,6 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         db = _open_read_only(path)
         check_version(path, db.execute("PRAGMA user_version").fetchone()[0])
-        db.execute("PRAGMA temp_store=MEMORY")
         db.execute("BEGIN")
         tables = db.execute("SELECT COUNT(*) FROM sqlite_schema WHERE type = 'table'").fetchone()[0]
     except sqlite3.Error as error:
@@ -193,7 +192,7 @@ class SampleRow(msgspec.Struct):
     max_version: int | None
     staleness: int | None  # step − min_version; only of a sample in a batch
     finish: str | None  # stop | length | abort
-    text: str | None  # the last response
+    text: str | None  # the last response; also None if it is damaged
 
 
 COLUMNS = (
@@ -213,8 +212,8 @@ _ACCOUNTS = (
 def sample_row(ledger: LedgerReader, row: sqlite3.Row) -> SampleRow:
     """Return a row of :data:`COLUMNS`."""
     *values, segment, position, length = row
-    text = None if segment is None else ledger.text(Location(segment, position, length))
-    return SampleRow(*values, text)
+    values.append(None if segment is None else ledger.text(Location(segment, position, length)))
+    return SampleRow(*values)
 
 
 class Sort(StrEnum):

@@ -91,6 +91,8 @@ def show(ledger: LedgerReader, name: str) -> SampleDetail:
         number,
     )
     notes: list[str] = []
+    if metrics and sample.text is None:
+        notes.append("its text cannot be read; rljob audit names the damage")
     turns = _turns(ledger, completions, attempt, notes)
     if turn_rewards:
         for turn, reward in zip(turns, json.loads(turn_rewards), strict=False):  # not strict: the ledger may be damaged
