@@ -41,14 +41,13 @@ FILL = (
     "DELETE FROM groups",  # what the first start admitted
     "DELETE FROM samples",
     "INSERT INTO groups SELECT g, 'train', g, 'sums', g, MAX(0, step - :staleness), 0, MAX(0, step - :staleness),"
-    " step >= :steps FROM numbers WHERE member = 0",
-    "INSERT INTO samples SELECT sample, 0, IIF(step < :steps, 'trained', 'admitted'), '',"
-    " IIF(step < :steps, 0.5, NULL), IIF(step < :steps, '[0.5]', NULL), 100, :tokens, 100 + :tokens, NULL,"
-    " MIN(step, :steps), MIN(step, :steps),"
-    " IIF(step < :steps, 'stop', 'abort'), IIF(step < :steps, step, NULL), IIF(step < :steps, 0.0, NULL) FROM numbers",
-    "INSERT INTO scores SELECT sample, '{\"accuracy\":1.0}', 0, 0, 2031 FROM numbers WHERE step < :steps",
-    "INSERT INTO completions SELECT sample, 0, 0, 'stop', :tokens, 'main-0.0', printf('%032d', 0), 0, 0, 4451"
-    " FROM numbers WHERE step < :steps",
+    " MAX(0, step - :staleness) * :prompts * 8, step >= :steps FROM numbers WHERE member = 0",
+    "INSERT INTO samples (number) SELECT sample FROM numbers WHERE step >= :steps",
+    "INSERT INTO samples SELECT sample, 0, 'trained', '', 0.5, '[0.5]', json_array(g * 8 + member + 1), 100, :tokens,"
+    " 100 + :tokens, step, step, 'stop', NULL, '{\"accuracy\":1.0}', 0, 0, 2031, step, 0.0 FROM numbers"
+    " WHERE step < :steps",
+    "INSERT INTO completions SELECT g * 8 + member + 1, sample, 0, 0, 'stop', :tokens, 100 + :tokens, step, step,"
+    " 'main-0.0', printf('%032d', 0), 0, 0, 4451 FROM numbers WHERE step < :steps",
     "INSERT INTO applied SELECT DISTINCT step, 1, '{}', step FROM numbers WHERE step < :steps",
     "INSERT INTO batches SELECT step, step, COUNT(DISTINCT g), json_group_array('g' || g || '.' || member)"
     " FROM numbers WHERE step < :steps GROUP BY step",
@@ -83,8 +82,9 @@ def fill(run: Path) -> int:
         )
         at = segments.append(content)
         digest = blake3.blake3(content).hexdigest(16)
-        rows.append((number, 0, 0, "abort", TOKENS, "main-0.0", digest, at.segment, at.offset, at.length))
-    db.executemany("INSERT INTO completions VALUES (?,?,?,?,?,?,?,?,?,?)", rows)
+        row = (number, 0, 0, "abort", TOKENS, 100 + TOKENS, steps, steps, "main-0.0", digest, *at)
+        rows.append((steps * RESTART.prompts * MEMBERS + len(rows) + 1, *row))
+    db.executemany(f"INSERT INTO completions VALUES (?{',?' * 13})", rows)
     segments.close()
     db.execute("COMMIT")
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -117,7 +117,7 @@ def test_segments_that_checkpoints_cover_are_unlinked(tmp_path: Path) -> None:
     segments.close()
 
 
-@pytest.mark.parametrize("version", [2, 99])
+@pytest.mark.parametrize("version", [2, 8, 99])
 def test_a_ledger_of_another_version_is_rejected_with_a_message(tmp_path: Path, version: int) -> None:
     db = sqlite3.connect(tmp_path / "ledger.sqlite")
     db.execute(f"PRAGMA user_version={version}")
