@@ -57,6 +57,9 @@ CELLS: Mapping[str, Load] = {  # ``warm`` is more than what is in flight, two ba
         )
         for name, (tokens, observed) in TURN_TOKENS.items()
     },
+    "held": Load(  # all trajectories are in their last turns when the first ones end
+        prompts=2500, staleness=0, agents=16, ranks=0, samples=64, warm=1, tokens=500, turns=TURNS, observation=806
+    ),
     "shards_256": Load(prompts=1024, staleness=0, agents=16, ranks=256, samples=24_576, warm=1024),
     "restart": RESTART,
 }
@@ -199,12 +202,13 @@ def wal_bytes(directory: Path) -> int:
 
 
 def payload_and_text_bytes(directory: Path) -> tuple[float, float]:
-    """Return the payload's bytes per token, and the mean size of the record of a text; zeros for the floor."""
+    """Return the payload's bytes per token of the samples (prompt, model and observations), and the mean size of the
+    record of a text; zeros for the floor."""
     with contextlib.closing(sqlite3.connect(directory / "run" / LEDGER)) as ledger:
         try:
-            count, size, tokens = ledger.execute(
-                "SELECT COUNT(*), SUM(length), SUM(tokens) FROM completions"
-            ).fetchone()
+            count, size = ledger.execute("SELECT COUNT(*), SUM(length) FROM completions").fetchone()
+            lengths = "SELECT MAX(total_tokens) AS tokens FROM completions GROUP BY sample_number"
+            (tokens,) = ledger.execute(f"SELECT SUM(tokens) FROM ({lengths})").fetchone()
             (text,) = ledger.execute("SELECT AVG(text_length) FROM scores").fetchone()
         except sqlite3.OperationalError:
             return 0.0, 0.0
@@ -250,7 +254,9 @@ async def run(cells: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         load = CELLS[cell]
         found = await measure(coordinator, load)
         figures[f"resident_gib_{cell}"] = round(found.resident_gib, 3)
-        if cell == "saturated":
+        if cell == "held":
+            add("resident_gib", found.resident_gib, 4)
+        elif cell == "saturated":
             add("cpu_us_per_sample", found.cpu_us_per_sample, 110)
             add("wal_bytes_per_sample", found.wal_per_sample, 1500)
             figures["text_bytes_per_sample"] = round(found.text_per_sample, 1)

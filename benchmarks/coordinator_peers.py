@@ -22,15 +22,18 @@ import zstandard
 
 from benchmarks.process_counters import cpu_seconds
 from rljob.protocol import messages as m
+from rljob.protocol.contexts import GrowingDigest, KeptContexts
 from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.shards import encode_selection
 
 FRAME_COMPLETIONS = 16
 FLUSH_SECONDS = 0.002
+KEPT_BYTES = 256 << 20  # by each agent, as in rljob.rollout.requests
 VARIANTS = 64
 """Different completions: a coordinator that compresses must not see the same bytes each time."""
 TEXT = " ".join(f"word{i}" for i in range(400))[:2000]
-PROMPT = struct.pack("<100i", *range(100))
+PROMPT_TOKENS = 100
+PROMPT = struct.pack(f"<{PROMPT_TOKENS}i", *range(PROMPT_TOKENS))
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,9 @@ class Peers:
         """Return what an engine answers."""
         which = hash(request.request_id.sample) % VARIANTS
         spans = [m.VersionSpan(version, 0, self.load.tokens)]
-        context = m.context_digest(request.token_ids)
-        return m.Completion(request.request_id, self.tokens[which], self.logprobs[which], spans, "stop", 1.0, context)
+        return m.Completion(
+            request.request_id, self.tokens[which], self.logprobs[which], spans, "stop", 1.0, request.context
+        )
 
     def has_weights(self, agent: int) -> None:
         """Note that an agent can generate; the runner connects when all can."""
@@ -129,24 +133,30 @@ class Peers:
     async def _drive(self) -> None:
         await self.ready.wait()
         draw = random.Random(2)
-        leases: dict[str, m.LeaseTrajectory] = {}
+        leases: dict[str, tuple[m.LeaseTrajectory, GrowingDigest]] = {}
+        turn_tokens = self.load.tokens + self.load.observation
         link = self.link("runner", m.ToRunner, m.RegisterRunner("runner", 1 << 20, {}))
 
-        def request(lease: m.LeaseTrajectory, turn: int, context: bytes) -> None:
-            wanted = m.GenerateRequest(
-                lease.sample, turn, context, self.load.tokens, 1.0, [0], lease.attempt, lease.lease
+        def request(sample: str, turn: int, given: bytes) -> None:
+            lease, before = leases[sample]
+            prefix = (PROMPT_TOKENS + turn * turn_tokens - self.load.observation, before.digest()) if turn else (0, "")
+            before.append(given)
+            link.send(
+                m.GenerateRequest(
+                    sample, turn, given, self.load.tokens, 1.0, [0], lease.attempt, lease.lease, [], 0, *prefix
+                )
             )
-            link.send(wanted)
 
         async for message in link.messages():
             match message:
                 case m.LeaseTrajectory():
-                    leases[message.sample] = message
-                    request(message, 0, PROMPT)
-                case m.GenerateResult(sample=sample, result=result) if sample in leases:
-                    lease = leases[sample]
-                    if result.turn + 1 < self.load.turns:
-                        request(lease, result.turn + 1, result.prompt + result.token_ids + self.observation)
+                    leases[message.sample] = message, GrowingDigest()
+                    request(message.sample, 0, PROMPT)
+                case m.GenerateResult(sample=sample) if sample in leases:
+                    lease, before = leases[sample]
+                    before.append(message.token_ids)
+                    if message.turn + 1 < self.load.turns:
+                        request(sample, message.turn + 1, self.observation)
                     else:
                         reward, metrics = draw.random(), {"accuracy": 1.0}
                         link.send(
@@ -226,6 +236,7 @@ class Agent:
     def __init__(self, peers: Peers, number: int) -> None:
         self._peers, self._number, self._version = peers, number, -1
         self._done: list[m.Completion] = []
+        self._contexts = KeptContexts(KEPT_BYTES)
         first = m.RegisterEngine(f"engine-{number}", "main", 256, 1 << 16, -1, -1, [])
         self._link = peers.link("agent", m.ToAgent, first)
 
@@ -233,10 +244,10 @@ class Agent:
         """Answer requests and weight updates."""
         async for message in self._link.messages():
             match message:
-                case m.Generate() if self._peers.load.rate:
-                    self._peers.due.append((self, message))
                 case m.Generate():
-                    self.finish(message)
+                    self._generate(message)
+                case m.Forget():
+                    self._contexts.forget(message.samples)
                 case m.PrepareWeights():
                     self._version = message.version
                     self._peers.has_weights(self._number)
@@ -244,9 +255,21 @@ class Agent:
                         m.WeightAck(message.update, message.lineage, message.version, message.group, -1.0, -1.0, 0.1)
                     )
 
+    def _generate(self, message: m.Generate) -> None:
+        request = self._contexts.whole(message)
+        if request is None:
+            self._link.send(m.PrefixMissing(message.request_id))
+        elif self._peers.load.rate:
+            self._peers.due.append((self, request))
+        else:
+            self.finish(request)
+
     def finish(self, request: m.Generate) -> None:
         """Answer a request, together with others that end within two milliseconds."""
-        self._done.append(self._peers.completion(request, self._version))
+        completion = self._peers.completion(request, self._version)
+        if self._peers.load.turns > 1:
+            self._contexts.keep(request.request_id.sample, request.token_ids + completion.token_ids)
+        self._done.append(completion)
         if len(self._done) == 1:
             asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
         elif len(self._done) == FRAME_COMPLETIONS:

@@ -85,7 +85,7 @@ def environment_loop(turns: int, seconds: Callable[[str, int], float], together:
             await asyncio.sleep(seconds(context.sample, number))
             if barrier is not None:
                 await barrier.wait()
-            tokens = turn.prompt + turn.token_ids
+            tokens += turn.token_ids
         return await context.score("", "stop")
 
     return loop

@@ -16,7 +16,13 @@ import pytest
 import uvloop
 
 from rljob.api.tasks import Task, TaskAgent
-from rljob.protocol.messages import LeaseTrajectory, TrajectoryFailed, TrajectoryScored, TurnTokens
+from rljob.protocol.messages import (
+    GenerateResult,
+    LeaseTrajectory,
+    TrajectoryFailed,
+    TrajectoryScored,
+    context_digest,
+)
 from rljob.protocol.score_messages import Score
 from rljob.runner.agents import agent_endpoint
 from rljob.runner.agents.agent_command import AgentCommand
@@ -76,7 +82,7 @@ class Stage:
     def __init__(self, endpoint) -> None:
         self.endpoint, self.codec, self.chat = endpoint, Letters(), make_template()
         self.reward = LengthReward()
-        self.requests = []
+        self.requests, self.asked = [], []  # and their contexts as token ids
         self.gate = asyncio.Event()
         self.gate.set()
         self.trajectory = None
@@ -84,7 +90,7 @@ class Stage:
     @property
     def contexts(self):
         """The contexts of the turns, as text."""
-        return ["".join(map(chr, array("i", r.prompt))).replace("\x00", "<end>") for r in self.requests]
+        return ["".join(map(chr, array("i", context))).replace("\x00", "<end>") for context in self.asked]
 
     def start(self, program, length=500, scored=True, sampling=None):
         """Start a trajectory; return the queue of its messages."""
@@ -103,18 +109,22 @@ class Stage:
 
     async def play(self, program, answers, **options):
         """Return the result of a trajectory."""
-        sent, pending = self.start(program, **options), list(answers)
+        sent, pending, known = self.start(program, **options), list(answers), b""
         while True:
             message = await sent.get()
             if isinstance(message, TrajectoryScored | TrajectoryFailed):
                 return message
             self.requests.append(message)
+            assert (4 * message.prefix_tokens, message.prefix) == (len(known), context_digest(known) if known else "")
+            known += message.given
+            self.asked.append(known)
             await self.gate.wait()
             text = pending.pop(0)
             finish = "length" if text.endswith("…") else "stop"
-            self.trajectory.receive_turn(
-                TurnTokens(message.turn, message.prompt, self.codec.encode(text.removesuffix("…")), finish)
-            )
+            token_ids = self.codec.encode(text.removesuffix("…"))
+            result = GenerateResult("g0.0", message.turn, token_ids, finish, context_digest(known))
+            self.trajectory.receive(result)
+            known += token_ids
 
 
 @pytest.fixture

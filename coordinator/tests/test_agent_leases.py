@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import int32, job, m
+from world import int32, job, m, observation
 
 from rljob.ledger.audit import audit
 from rljob.ledger.queries import completions
@@ -69,7 +69,7 @@ async def test_another_lease_begins_again(new_world: Any, tmp_path: Path, victim
     assert not world.store.query("SELECT reason FROM samples WHERE state = 'failed'")
     records = completions(world.store, "g0.0", begun.attempt)
     assert [record.turn for record in records] == [0, 1]
-    assert all(record.prompt.startswith(int32([0, 1, 2, 91])) for record in records)
+    assert [record.given for record in records] == [int32([0, 1, 2, 91]), observation(0)]
     (tmp_path / "job.json").write_text(world.manifest.model_dump_json(by_alias=True))
     failed = [check for check in audit(tmp_path).checks if not check.ok]
     assert [check.name for check in failed] == ["checkpoints exist and match the ledger"], "the trainer is simulated"
@@ -109,7 +109,7 @@ async def test_a_completion_of_an_earlier_lease_is_acknowledged(new_world: Any, 
     await world.settle()
     assert world.run.finished and not engine.unacknowledged
     (record,) = completions(world.store, "g0.0", 0)
-    assert record.attempt > 0 and record.prompt == int32([0, 1, 2, 91])
+    assert record.attempt > 0 and record.given == int32([0, 1, 2, 91])
 
 
 async def test_an_engine_ends_a_request_of_an_earlier_lease(new_world: Any, tmp_path: Path) -> None:

@@ -52,13 +52,13 @@ class Engine:
     sample = "g0.0"
 
     def __init__(self, answers) -> None:
-        self.answers, self.turns = list(answers), []
+        self.answers, self.contexts = list(answers), []
 
     async def generate(self, token_ids, max_tokens=None, stop=()):
         answer = self.answers.pop(0)
         finish = "stop" if answer[-1:] == [END] else "length"
-        self.turns.append(TurnTokens(len(self.turns), token_ids, array("i", answer).tobytes(), finish))
-        return self.turns[-1]
+        self.contexts.append(token_ids)
+        return TurnTokens(len(self.contexts) - 1, b"", array("i", answer).tobytes(), finish)
 
     def answer(self, turn):
         return Pairs().decode(turn.token_ids)
@@ -97,18 +97,18 @@ def test_each_context_is_the_one_before_its_answer_and_new_tokens(template, roun
 
     asyncio.run(call())
     before = b""
-    for number, (turn, (new, answer)) in enumerate(zip(engine.turns, rounds, strict=True)):
-        assert turn.prompt.startswith(before)
-        added = codec.decode(turn.prompt[len(before) :])
+    for number, (context, (new, answer)) in enumerate(zip(engine.contexts, rounds, strict=True)):
+        assert context.startswith(before)
+        added = codec.decode(context[len(before) :])
         position = -1
         for message in new:  # in order, and not lost
             position = added.find(message.text.strip(), position + 1)
             assert position >= 0
-        ended = array("i", turn.prompt[: len(before) + 4])
+        ended = array("i", context[: len(before) + 4])
         if number and "<end>" in TEMPLATES[template]:
             assert END in ended[-2:], "the end of an answer is there once, also if it was cut"
             assert list(ended[-2:]) != [END, END]
-        before = turn.prompt + array("i", answer).tobytes()
+        before = context + array("i", answer).tobytes()
 
 
 @pytest.mark.parametrize("template", range(2))
@@ -125,7 +125,7 @@ def test_for_answers_that_the_template_writes_the_same_way_it_gives_the_same_tok
             history.append(message)
             rendered = chat.render([{"role": each.role, "content": each.text} for each in history])
             reply = await session.complete(ChatCall(list(history), None, [], False, False, "m"), b"", False)
-            assert engine.turns[-1].prompt == codec.encode(rendered)
+            assert engine.contexts[-1] == codec.encode(rendered)
             history.append(CallMessage("assistant", reply.text))
 
     asyncio.run(call())

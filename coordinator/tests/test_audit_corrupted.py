@@ -46,6 +46,8 @@ TEXTS = "every text exists and is unchanged"
 META = "the records for a restart are valid"
 NEWEST = "the ledger is as new as the run's own status and checkpoints"
 
+OTHER_TOKENS = "a completion was generated from other tokens than the context of its turn"
+
 TRAINED = "(SELECT id FROM samples WHERE step = 5 ORDER BY id LIMIT 1)"
 FILTERED = "(SELECT id FROM samples WHERE state = 'filtered' ORDER BY id LIMIT 1)"
 GROUP = "(SELECT group_id FROM samples WHERE step = 5 ORDER BY id LIMIT 1)"
@@ -143,17 +145,17 @@ def not_a_number(run: Path) -> None:
 
 def other_prompt(run: Path) -> None:
     ((tokens,),) = ask(run, f"SELECT prompt_tokens FROM samples WHERE id = '{written(run)}'")
-    rewritten(run, prompt=array("i", [9] * tokens).tobytes())
+    rewritten(run, given=array("i", [9] * tokens).tobytes())
 
 
-def second_context(run: Path, change: Callable[[bytes], bytes]) -> None:
-    """Change the context (int32) of the second turn of a trained sample; the digest is updated."""
+def second_observation(run: Path, change: Callable[[bytes], bytes]) -> None:
+    """Change what the second turn of a trained sample was given (int32); the digest is updated."""
     ((name, segment, position, length),) = ask(
         run, f"SELECT sample, segment, position, length FROM completions WHERE turn = 1 AND sample = {TWO_TURNS}"
     )
     path = run / "payload" / f"{segment:08d}.segment"
     record = msgspec.msgpack.decode(path.read_bytes()[position + HEADER.size :][:length], type=PayloadRecord)
-    payload = msgspec.msgpack.encode(msgspec.structs.replace(record, prompt=change(record.prompt)))
+    payload = msgspec.msgpack.encode(msgspec.structs.replace(record, given=change(record.given)))
     segments = Segments(run / "payload")
     at = segments.append(payload)
     segments.close()
@@ -164,8 +166,17 @@ def second_context(run: Path, change: Callable[[bytes], bytes]) -> None:
     )
 
 
+def first_answer(run: Path) -> None:
+    """Change a token of the first turn of a trained sample of two turns; the digest is updated."""
+    ((name,),) = ask(run, f"SELECT {TWO_TURNS}")
+    path, position, length = payload_at(run, name)
+    record = msgspec.msgpack.decode(path.read_bytes()[position + HEADER.size :][:length], type=PayloadRecord)
+    assert record.turn == 0
+    rewritten(run, " AND turn = 0", name, token_ids=bytes([record.token_ids[0] ^ 1]) + record.token_ids[1:])
+
+
 def second_turn(run: Path) -> None:
-    """Add a turn whose context does not include the first turn; the counts of the sample are updated."""
+    """Add a turn that was generated without the tokens of the first turn; the counts of the sample are updated."""
     name = written(run)
     add_completion(run, name, name, 1, 0)
     alter(run, f"UPDATE samples SET response_tokens = 2 * response_tokens WHERE id = '{name}'")
@@ -489,13 +500,14 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a record lacks log-probabilities": (PAYLOAD, lambda run: rewritten(run, logprobs=b"")),
     "a record's log-probabilities are NaN": (PAYLOAD, not_a_number),
     "a record's versions do not cover its tokens": (PAYLOAD, lambda run: rewritten(run, spans=[VersionSpan(4, 1, 3)])),
-    "a record has another prompt": (PAYLOAD, lambda run: rewritten(run, prompt=bytes(40))),
+    "a record has another prompt": (PAYLOAD, lambda run: rewritten(run, given=bytes(40))),
     "a record has a prompt that its tokens were not generated from": (PAYLOAD, other_prompt),
     "a turn does not continue the previous one": (PAYLOAD, second_turn),
-    "the second turn lost its observation": (PAYLOAD, lambda run: second_context(run, lambda prompt: prompt[:-12])),
-    "the second turn follows another answer": (
-        PAYLOAD, lambda run: second_context(run, lambda prompt: prompt[:12] + bytes(4) + prompt[16:]),
+    "the second turn lost its observation": (PAYLOAD, lambda run: second_observation(run, lambda given: given[:-12])),
+    "the second turn follows another observation": (
+        PAYLOAD, lambda run: second_observation(run, lambda given: bytes(4) + given[4:]),
     ),
+    "the second turn follows another answer": (PAYLOAD, first_answer),
     "a sample of two turns is longer than in the payload": (
         PAYLOAD, sql(f"UPDATE samples SET total_tokens = total_tokens + 1 WHERE id = {TWO_TURNS}"),
     ),
@@ -596,9 +608,10 @@ def test_a_corruption_is_found_by_the_check_for_it(broken: Any, corruption: str)
         ("a record's log-probabilities are NaN", "its log-probabilities or versions do not cover its tokens"),
         ("a record's versions do not cover its tokens", "its log-probabilities or versions do not cover its tokens"),
         ("a record has another prompt", "the number of tokens of its prompt differs from the ledger"),
-        ("a turn does not continue the previous one", "the context of a turn does not start with the previous turn"),
+        ("a turn does not continue the previous one", OTHER_TOKENS),
         ("the second turn lost its observation", "the number of tokens of its sequence differs from the ledger"),
-        ("the second turn follows another answer", "the context of a turn does not start with the previous turn"),
+        ("the second turn follows another observation", OTHER_TOKENS),
+        ("the second turn follows another answer", OTHER_TOKENS),
         ("a turn has another reward", "its reward is not the sum of the rewards of its turns"),
         ("a turn has no reward", "its number of turn rewards differs from its number of turns"),
         ("a payload byte was flipped", "its payload is damaged, or not at the recorded position"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 import world as world_module
 from world import job, m
 
+from rljob.coordinator import engines as engines_module
 from rljob.coordinator.status_report import status_of
+from rljob.ledger.payload_record import PayloadRecord
 from rljob.ledger.queries import completions
 
 
@@ -110,7 +113,7 @@ async def test_a_runner_without_the_lease_changes_nothing(new_world: Any, tmp_pa
     world.runner.driving.clear()
     await finish(world)
     (record,) = completions(world.store, "g0.0", 0)
-    assert record.prompt == world_module.int32([0, 1, 2]) and not failures(world)
+    assert record.given == world_module.int32([0, 1, 2]) and not failures(world)
 
 
 async def test_after_a_restart_of_the_coordinator_the_newest_lease_counts(new_world: Any, tmp_path: Path) -> None:
@@ -168,7 +171,7 @@ async def test_tokens_never_get_another_context_than_they_were_generated_from(
         "turn 0 was generated from another context than it has now; a loop that runs again must make the same calls"
     ]
     records = [r for row in world.store.query("SELECT id FROM samples") for r in completions(world.store, row[0], 0)]
-    assert records and all(record.context == m.context_digest(record.prompt) for record in records)
+    assert records and all(record.context == m.context_digest(record.given) for record in records)
 
 
 async def test_a_second_request_before_the_first_turn_is_finished_fails_the_sample(
@@ -178,8 +181,7 @@ async def test_a_second_request_before_the_first_turn_is_finished_fails_the_samp
     for turn in (1, 2):
         await until(world, lambda: world.agents[0].queue)
         (lease,) = world.runner.driving.values()
-        context = asked(world) + world_module.int32([turn])
-        world.runner.say(m.GenerateRequest(lease.sample, turn, context, 16, 1.0, [0], 0, lease.lease))
+        world.runner.say(world_module.generate_request(lease, turn, asked(world), world_module.int32([turn])))
         await until(world, lambda turn=turn: len(failures(world)) == turn)
     assert "requests turn 1 before another turn is finished" in failures(world)[0]
     await finish(world)
@@ -268,3 +270,191 @@ async def test_the_status_names_the_sample_and_the_engine_that_a_batch_waits_for
     assert status_of(world.run).message == expected
     await finish(world)
     assert status_of(world.run).message == ""
+
+
+# --- contexts that are sent as what they add ---
+
+
+def watch(agent: Any) -> list[m.Generate]:
+    """Return a list that gets every request that arrives at an agent."""
+    requests: list[m.Generate] = []
+    handle = agent.handle
+
+    def receive(message: Any) -> None:
+        if isinstance(message, m.Generate):
+            requests.append(message)
+        handle(message)
+
+    agent.handle = receive
+    return requests
+
+
+def records_of(world: Any) -> dict[str, list[PayloadRecord]]:
+    """Return the payload records of every sample."""
+    samples = [row[0] for row in world.store.query("SELECT id FROM samples ORDER BY id")]
+    return {sample: completions(world.store, sample, 0) for sample in samples}
+
+
+async def test_a_later_turn_brings_the_engine_only_what_it_adds(new_world: Any, tmp_path: Path) -> None:
+    world = await small_world(new_world, tmp_path, steps=1)
+    world.runner.turns_of = lambda sample: 3
+    requests = watch(world.agents[0])
+    await finish(world)
+    first, second, third = requests
+    (records,) = records_of(world).values()
+    assert [record.given for record in records] == [first.token_ids, second.token_ids, third.token_ids]
+    assert [first.token_ids, second.token_ids] == [world_module.int32([0, 1, 2]), world_module.observation(0)]
+    context = b""
+    for request, record in zip(requests, records, strict=True):
+        assert 4 * request.prefix_tokens == len(context)
+        context += record.given
+        assert record.context == m.context_digest(context) and request.context in ("", record.context)
+        context += record.token_ids
+
+
+@pytest.mark.parametrize("kept", ["nothing", "of another turn", "some"])
+async def test_agents_that_lack_prefixes_get_whole_contexts_and_the_tokens_are_the_same(
+    new_world: Any, tmp_path: Path, kept: str
+) -> None:
+    worlds = []
+    for number, lacking in enumerate((False, True)):
+        (tmp_path / str(number)).mkdir()
+        world = await small_world(new_world, tmp_path / str(number), engines=2, n=2, g=4)
+        worlds.append(world)
+        world.runner.turns_of = world_module.turns_of
+        for agent in world.agents if lacking else ():
+            keep, calls = agent.contexts.keep, itertools.count()
+
+            def lose(sample: str, token_ids: bytes, keep: Any = keep, calls: Any = calls) -> None:
+                if kept == "of another turn":
+                    keep(sample, bytes(4) + token_ids[4:])
+                elif kept == "some" and next(calls) % 2:
+                    keep(sample, token_ids)
+
+            agent.contexts.keep = lose
+        await finish(world)
+        assert any(agent.missing for agent in world.agents) == lacking and not failures(world)
+    assert records_of(worlds[0]) == records_of(worlds[1])
+
+
+async def test_contexts_of_samples_that_ended_or_moved_are_forgotten(
+    new_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines_module, "FORGOTTEN_TOGETHER", 1)
+    world = await small_world(new_world, tmp_path, engines=2, n=2, g=4)
+    world.runner.turns_of = world_module.turns_of
+    for agent in world.agents:
+        agent.hold = False
+    await until(world, lambda: world.store.query("SELECT 1 FROM completions WHERE turn = 0 AND finish = 'stop'"))
+    world.agents[0].disconnect()
+    await finish(world)
+    assert world.agents[1].contexts._kept == {}
+    world.agents[0].connect()
+    await world.settle()
+    assert not world.agents[1].contexts._bytes
+
+
+@pytest.mark.parametrize("moved", [False, True])
+async def test_an_interrupted_turn_continues_without_tokens_that_its_engine_has(
+    new_world: Any, tmp_path: Path, moved: bool
+) -> None:
+    world = await small_world(new_world, tmp_path, engines=2, steps=1)
+    world.runner.turns_of = lambda sample: 2
+    await until(world, lambda: any(agent.queue for agent in world.agents))
+    for turn in range(2):
+        first, second = sorted(world.agents, key=lambda agent: not agent.queue)
+        arriving = watch(second if moved else first)
+        request = first.queue.pop(0)
+        completion = world_module.generate_tokens(request, 0, 0)
+        tokens = completion.token_ids[:8]
+        part = msgspec.structs.replace(
+            completion, token_ids=tokens, logprobs=bytes(len(tokens)), finish="abort",
+            spans=[m.VersionSpan(0, 0, len(tokens) // 4)],
+        )  # fmt: skip
+        first.contexts.keep("g0.0", request.token_ids + tokens)
+        if moved:
+            world.run.engines.by_instance[first.instance].state = "leaving"
+        first.say(m.Completions([part]))
+        await until(world, lambda arriving=arriving: arriving)
+        whole = request.token_ids + tokens
+        sent = (arriving[0].prefix_tokens, arriving[0].token_ids)
+        assert sent == ((0, whole) if moved else (len(whole) // 4, b""))
+        world.run.engines.by_instance[first.instance].state = "ready"
+        holder = second if moved else first
+        holder.hold = False
+        await until(world, lambda: world.store.query("SELECT 1 FROM completions WHERE finish = 'stop'"))
+        holder.hold = True
+        if not turn:
+            await until(world, lambda: any(agent.queue for agent in world.agents))
+    await finish(world)
+    (records,) = records_of(world).values()
+    given = [world_module.int32([0, 1, 2]), b"", world_module.observation(0), b""]
+    assert [record.given for record in records] == given
+    ((prompt_tokens, total),) = world.store.query("SELECT prompt_tokens, total_tokens FROM samples")
+    assert (prompt_tokens, total) == (3, sum(len(r.given) + len(r.token_ids) for r in records) // 4)
+
+
+@pytest.mark.parametrize("change", [{"prefix_tokens": 0, "prefix": ""}, {"prefix_tokens": 3}, {"prefix": "0" * 32}])
+async def test_a_turn_that_does_not_continue_the_turn_before_fails_its_sample(
+    new_world: Any, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    world = await small_world(new_world, tmp_path)
+    world.runner.turns_of = lambda sample: 2
+    say = world.runner.say
+
+    def falsify(*messages: Any) -> None:
+        wrong = [isinstance(each, m.GenerateRequest) and each.turn == 1 for each in messages]
+        say(*(msgspec.structs.replace(e, **change) if w else e for e, w in zip(messages, wrong, strict=True)))
+        if any(wrong):
+            world.runner.say = say
+
+    world.runner.say = falsify
+    await finish(world)
+    assert failures(world) == [
+        "the context of turn 1 does not continue the turn before; a context is the context and the answer of the turn "
+        "before, and an observation"
+    ]
+
+
+@pytest.mark.parametrize("given", [b"", b"abc"])
+async def test_a_prompt_that_is_no_token_ids_fails_its_sample(new_world: Any, tmp_path: Path, given: bytes) -> None:
+    world = await small_world(new_world, tmp_path)
+    say = world.runner.say
+
+    def falsify(*messages: Any) -> None:
+        world.runner.say = say
+        say(*(msgspec.structs.replace(each, given=given) for each in messages))
+
+    proceed = world.runner._continue
+
+    def first_is_wrong(sample: str) -> None:
+        if sample == "g0.0":
+            world.runner.say = falsify
+        proceed(sample)
+
+    world.runner._continue = first_is_wrong
+    await finish(world)
+    assert failures(world) == ["the context of turn 0 is not the bytes of at least one int32 token id"]
+
+
+async def test_an_answer_from_another_prefix_fails_its_sample(new_world: Any, tmp_path: Path) -> None:
+    """An agent that does not check the digest of what it was asked for."""
+    world = await small_world(new_world, tmp_path)
+    world.runner.turns_of = lambda sample: 2
+    (agent,) = world.agents
+    whole = agent.contexts.whole
+
+    def other(request: m.Generate) -> m.Generate:
+        found = whole(request)
+        if request.prefix_tokens and not failures(world):
+            changed = bytes(4) + found.token_ids[4:]
+            return msgspec.structs.replace(found, token_ids=changed, context=m.context_digest(changed))
+        return found
+
+    agent.contexts.whole = other
+    agent.hold = False
+    await until(world, lambda: failures(world))
+    assert failures(world) == [
+        "turn 1 was generated from another context than it has now; a loop that runs again must make the same calls"
+    ]
+    await finish(world)

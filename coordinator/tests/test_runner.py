@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from rljob.protocol.messages import (
     TrajectoryFailed,
     TrajectoryScored,
     TurnTokens,
+    context_digest,
     encode_frame,
     frame_decoder,
 )
@@ -199,8 +200,18 @@ def lease(
     return LeaseTrajectory(sample=sample, task="sums", row=row, split=split, turns=turns or [])
 
 
-def turn(prompt: str = "xxx=", text: str = "hello", finish: str = "stop", number: int = 0) -> TurnTokens:
-    return TurnTokens(turn=number, prompt=Letters().encode(prompt), token_ids=Letters().encode(text), finish=finish)
+def turn(given: str = "xxx=", text: str = "hello", finish: str = "stop", number: int = 0) -> TurnTokens:
+    return TurnTokens(turn=number, given=Letters().encode(given), token_ids=Letters().encode(text), finish=finish)
+
+
+def sequence(turns: Sequence[TurnTokens]) -> bytes:
+    return b"".join(turn.given + turn.token_ids for turn in turns)
+
+
+def answer(turn: TurnTokens, sample: str = "g0.0", before: Sequence[TurnTokens] = ()) -> GenerateResult:
+    """Return the answer to the request of a turn after the turns ``before``."""
+    context = context_digest(sequence(before) + turn.given)
+    return GenerateResult(sample, turn.turn, turn.token_ids, turn.finish, context)
 
 
 async def test_a_leased_trajectory_is_generated_and_scored(stage: Stage) -> None:
@@ -212,12 +223,12 @@ async def test_a_leased_trajectory_is_generated_and_scored(stage: Stage) -> None
     assert need == GenerateRequest(
         sample="g0.0",
         turn=0,
-        prompt=Letters().encode("xxx="),
+        given=Letters().encode("xxx="),
         max_tokens=MAX_TOKENS,
         temperature=0.5,
         stop_token_ids=[0],
     )
-    await coordinator.send(GenerateResult("g0.0", turn(finish="length")))
+    await coordinator.send(answer(turn(finish="length")))
     assert await coordinator.receive(TrajectoryScored) == TrajectoryScored("g0.0", 5.0, {"length": 1.0}, "hello", 1)
     assert stage.reward.items == [
         {
@@ -244,7 +255,7 @@ async def test_a_stop_string_ends_the_text_for_the_reward_but_not_the_tokens(
     await stage.coordinator.send(lease())
     need = await stage.coordinator.receive(GenerateRequest)
     assert (need.stop, need.min_tokens) == (["l", "lo"], 2)
-    await stage.coordinator.send(GenerateResult("g0.0", turn("xxx=", "hello")))
+    await stage.coordinator.send(answer(turn("xxx=", "hello")))
     assert (await stage.coordinator.receive(TrajectoryScored)).text == text
     assert (stage.reward.items[0]["completion"], stage.reward.items[0]["response_tokens"]) == (text, 5)
 
@@ -253,7 +264,7 @@ async def test_a_held_out_problem_is_generated_at_the_evaluation_temperature(sta
     await stage.coordinator.receive(RegisterRunner)
     await stage.coordinator.send(lease("e20.3.0", split="heldOut"))
     assert (await stage.coordinator.receive(GenerateRequest)).temperature == 0.25
-    await stage.coordinator.send(GenerateResult("e20.3.0", turn()))
+    await stage.coordinator.send(answer(turn(), "e20.3.0"))
     await stage.coordinator.receive(TrajectoryScored)
     assert stage.reward.items[0]["problem"]["answer"] == "heldOut"
 
@@ -278,7 +289,7 @@ async def test_turns_of_an_earlier_lease_are_not_generated_again(stage: Stage) -
 
 async def test_a_turn_of_another_context_fails_its_trajectory(stage: Stage) -> None:
     await stage.coordinator.receive(RegisterRunner)
-    await stage.coordinator.send(lease(turns=[turn(prompt="yyy=")]))
+    await stage.coordinator.send(lease(turns=[turn(given="yyy=")]))
     assert "another context" in (await stage.coordinator.receive(TrajectoryFailed)).reason
 
 
@@ -287,7 +298,7 @@ async def test_a_repeated_lease_changes_nothing_and_repeats_a_result(stage: Stag
     await coordinator.receive(RegisterRunner)
     await coordinator.send(lease(), lease())
     await coordinator.receive(GenerateRequest)
-    await coordinator.send(lease(), GenerateResult("g0.0", turn()), GenerateResult("g0.0", turn()))
+    await coordinator.send(lease(), answer(turn()), answer(turn()))
     first = await coordinator.receive(TrajectoryScored)
     await coordinator.send(lease())
     assert await coordinator.receive(TrajectoryScored) == first
@@ -347,7 +358,7 @@ async def test_a_cancelled_trajectory_is_dropped_in_every_state(stage: Stage) ->
     stage.reward.gate.clear()
     await coordinator.send(lease("g0.1", turns=[turn()]))
     await until(lambda: len(stage.reward.items) == 1)
-    await coordinator.send(Cancel(["g0.0", "g0.1", "g7.7"]), GenerateResult("g0.0", turn()), lease("g0.2"))
+    await coordinator.send(Cancel(["g0.0", "g0.1", "g7.7"]), answer(turn()), lease("g0.2"))
     stage.reward.gate.set()
     assert (await coordinator.receive(GenerateRequest)).sample == "g0.2"
     await coordinator.hang_up()
@@ -473,7 +484,7 @@ async def test_another_lease_replaces_the_previous_lease(stage: Stage) -> None:
     assert (await coordinator.receive(TrajectoryScored)).attempt == 0
     await coordinator.send(msgspec.structs.replace(lease(), attempt=2, lease=1))
     assert (await coordinator.receive(GenerateRequest)).attempt == 2
-    await coordinator.send(GenerateResult("g0.0", turn(text="hi")))
+    await coordinator.send(answer(turn(text="hi")))
     scored = await coordinator.receive(TrajectoryScored)
     assert (scored.attempt, scored.reward) == (2, 2.0)
 
@@ -497,7 +508,7 @@ async def test_a_loop_that_hangs_fails_its_sample(stage: Stage, stubborn: bool) 
     await coordinator.receive(GenerateRequest)
     trajectory = stage.runner._trajectories["g0.0"]
     assert trajectory._watchdog is not None and trajectory._watchdog.cancelled(), "an engine may take any time"
-    await coordinator.send(GenerateResult("g0.0", turn()))
+    await coordinator.send(answer(turn()))
     failed = await coordinator.receive(TrajectoryFailed)
     assert failed.reason == "its loop made no call for 0.01 s; raise failurePolicy.stallSeconds, or correct the loop"
     await coordinator.send(AckTrajectories(["g0.0"]), lease("g0.1"))
@@ -521,21 +532,23 @@ async def three_turns(context: Context) -> Score:
 
 TURNS = [
     turn(),
-    turn("xxx=hellono;", "again", number=1),
-    turn("xxx=hellono;again", "ok", "length", number=2),
+    turn("no;", "again", number=1),
+    turn("", "ok", "length", number=2),
 ]
 
 
-async def test_each_request_of_a_loop_of_three_turns_has_the_whole_context(stage: Stage) -> None:
+async def test_each_request_of_a_loop_of_three_turns_has_what_it_adds_to_its_context(stage: Stage) -> None:
     coordinator = stage.coordinator
     stage.use(three_turns)
     await coordinator.receive(RegisterRunner)
     await coordinator.send(lease())
-    for answer in TURNS:
+    for each in TURNS:
         need = await coordinator.receive(GenerateRequest)
-        assert (need.turn, need.prompt) == (answer.turn, answer.prompt)
-        assert need.max_tokens == min(MAX_TOKENS, MAX_MODEL_LENGTH - len(answer.prompt) // 4)
-        await coordinator.send(GenerateResult("g0.0", answer))
+        before = sequence(TURNS[: each.turn])
+        assert (need.turn, need.given) == (each.turn, each.given)
+        assert (need.prefix_tokens, need.prefix) == (len(before) // 4, context_digest(before) if before else "")
+        assert need.max_tokens == min(MAX_TOKENS, MAX_MODEL_LENGTH - len(before + each.given) // 4)
+        await coordinator.send(answer(each, before=TURNS[: each.turn]))
     scored = await coordinator.receive(TrajectoryScored)
     assert (scored.reward, scored.turn_rewards, scored.text) == (2.25, [0.25, 0.0, 2.0], "ok")
     (item,) = stage.reward.items
@@ -554,9 +567,9 @@ async def test_a_second_runner_generates_only_the_missing_turns(stage: Stage, kn
     stage.use(three_turns)
     await coordinator.receive(RegisterRunner)
     await coordinator.send(lease(turns=TURNS[:known]))
-    for answer in TURNS[known:]:
-        assert (await coordinator.receive(GenerateRequest)).turn == answer.turn
-        await coordinator.send(GenerateResult("g0.0", answer))
+    for each in TURNS[known:]:
+        assert (await coordinator.receive(GenerateRequest)).turn == each.turn
+        await coordinator.send(answer(each, before=TURNS[: each.turn]))
     scored = await coordinator.receive(TrajectoryScored)
     assert (scored.reward, scored.turn_rewards) == (2.25, [0.25, 0.0, 2.0])
 
@@ -570,7 +583,7 @@ async def test_a_request_for_a_later_turn_is_repeated_after_a_break(stage: Stage
     await coordinator.hang_up()
     await coordinator.receive(RegisterRunner)
     assert await coordinator.receive(GenerateRequest) == need
-    await coordinator.send(GenerateResult("g0.0", TURNS[0]), GenerateResult("g0.0", TURNS[1]))
+    await coordinator.send(answer(TURNS[0]), answer(TURNS[1], before=TURNS[:1]))
     assert (await coordinator.receive(GenerateRequest)).turn == 2
 
 
@@ -711,7 +724,7 @@ async def test_an_error_of_a_loop_fails_its_sample_and_no_other(
 async def test_the_reward_that_a_loop_returns_is_sent_unchanged(stage: Stage, own: list[float]) -> None:
     async def two_turns(context: Context) -> Score:
         first = await context.generate(context.prompt.token_ids)
-        await context.generate(first.prompt + first.token_ids + context.encode("no;"))
+        await context.generate(context.prompt.token_ids + first.token_ids + context.encode("no;"))
         for value in own:
             context.reward(value)
         return Score(context.sample, 1.0, turn_rewards=[-0.4])
@@ -747,11 +760,13 @@ async def test_a_loop_reads_its_remaining_room_and_may_end_early(stage: Stage) -
     stage.use(until_full)
     await stage.coordinator.receive(RegisterRunner)
     await stage.coordinator.send(lease())
+    turns: list[TurnTokens] = []
     for number in range(4):
         need = await stage.coordinator.receive(GenerateRequest)
-        assert need.max_tokens == min(MAX_TOKENS, MAX_MODEL_LENGTH - len(need.prompt) // 4)
-        result = TurnTokens(number, need.prompt, Letters().encode("sixsix"), "stop")
-        await stage.coordinator.send(GenerateResult("g0.0", result))
+        assert need.max_tokens == min(MAX_TOKENS, MAX_MODEL_LENGTH - need.prefix_tokens - len(need.given) // 4)
+        result = TurnTokens(number, need.given, Letters().encode("sixsix"), "stop")
+        await stage.coordinator.send(answer(result, before=turns))
+        turns.append(result)
     scored = await stage.coordinator.receive(TrajectoryScored)
     assert rooms == [28, 22, 15, 8, 1]
     assert (scored.reward, scored.turn_rewards) == (0.5, [0.25, 0.0, 0.0, 0.25])

@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from rljob.api.roles import Environment
 from rljob.api.tasks import Seeds, Task
 from rljob.protocol.episode_messages import MAX_REPLY_BYTES, Observation, OpenSession
-from rljob.protocol.messages import LeaseTrajectory, TrajectoryFailed, TrajectoryScored, TurnTokens
+from rljob.protocol.messages import (
+    GenerateResult,
+    LeaseTrajectory,
+    TrajectoryFailed,
+    TrajectoryScored,
+    TurnTokens,
+    context_digest,
+)
 from rljob.runner import environment_client
 from rljob.runner.chat import ChatTemplate
 from rljob.runner.context import TrajectoryError
@@ -246,15 +253,18 @@ async def play(answers, turns=(), task=None, length=200):
     kit = TaskRuntime(task, environment, None, length, 1.0, 600.0, runtime)
     lease = LeaseTrajectory(sample="g0.0", task="maze", row=4, split="train", turns=list(turns))
     trajectory = LeasedTrajectory(lease, kit, Prompts(), codec, sent.put_nowait)
-    contexts, pending = [], list(answers)
+    contexts, pending, known = [], list(answers), b"".join(turn.given + turn.token_ids for turn in turns)
     while True:
         message = await sent.get()
         if isinstance(message, TrajectoryScored | TrajectoryFailed):
             return maze, message, contexts
-        contexts.append(codec.decode(message.prompt))
+        assert (4 * message.prefix_tokens, message.prefix) == (len(known), context_digest(known) if known else "")
+        known += message.given
+        contexts.append(codec.decode(known))
         text = pending.pop(0)
-        finish = "stop" if text.endswith("<end>") else "length"
-        trajectory.receive_turn(TurnTokens(message.turn, message.prompt, codec.encode(text), finish=finish))
+        finish, token_ids = "stop" if text.endswith("<end>") else "length", codec.encode(text)
+        trajectory.receive(GenerateResult("g0.0", message.turn, token_ids, finish, context_digest(known)))
+        known += token_ids
 
 
 async def test_an_episode_becomes_one_sample_of_several_turns():
@@ -274,8 +284,8 @@ async def test_a_loop_that_runs_again_plays_the_episode_again_with_the_same_seed
     first, result, contexts = await play(["a<end>", "b<end>", "c<end>"])
     codec = Letters()
     turns = [
-        TurnTokens(i, codec.encode(context), codec.encode(f"{answer}<end>"), finish="stop")
-        for i, (context, answer) in enumerate([("go: start", "a"), ("go: starta<end>\n[at 1]", "b")])
+        TurnTokens(i, codec.encode(given), codec.encode(f"{answer}<end>"), finish="stop")
+        for i, (given, answer) in enumerate([("go: start", "a"), ("\n[at 1]", "b")])
     ]
     again, repeated, asked = await play(["c<end>"], turns)
     assert repeated == result and asked == contexts[2:]

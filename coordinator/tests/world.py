@@ -35,6 +35,7 @@ from rljob.coordinator.run import Run
 from rljob.ledger.store import TransitionError
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
+from rljob.protocol.contexts import KeptContexts
 from rljob.protocol.shards import encode_selection
 
 
@@ -166,6 +167,15 @@ def observation(turn: int) -> bytes:
     return int32([7, 8, 9][turn:]) if turn < 1 else b""
 
 
+def generate_request(
+    lease: m.LeaseTrajectory, turn: int, before: bytes, given: bytes, stop: list[str] | None = None, min_tokens: int = 0
+) -> m.GenerateRequest:
+    """Return a request for turn ``turn``, whose context is ``before`` and ``given`` (int32)."""
+    prefix = (len(before) // 4, m.context_digest(before)) if before else (0, "")
+    request = (lease.sample, turn, given, 16, 1.0, [0], lease.attempt, lease.lease, stop or [], min_tokens)
+    return m.GenerateRequest(*request, *prefix)
+
+
 class Runner(Component):
     role = "runner"
 
@@ -205,12 +215,11 @@ class Runner(Component):
         if len(turns) == self.turns_of(sample):
             self._score(sample, turns)
             return
-        context = int32(self.prompt(lease))
+        given, before = int32(self.prompt(lease)), b""
         for turn in turns:
-            assert turn.prompt == context, f"{sample}: turn {turn.turn} was generated from another context"
-            context += turn.token_ids + observation(turn.turn)
-        request = (sample, len(turns), context, 16, 1.0, [0], lease.attempt, lease.lease)
-        self.say(m.GenerateRequest(*request, self.stop, self.min_tokens))
+            assert turn.given == given, f"{sample}: turn {turn.turn} was generated from another context"
+            before, given = before + given + turn.token_ids, observation(turn.turn)
+        self.say(generate_request(lease, len(turns), before, given, self.stop, self.min_tokens))
 
     def handle(self, message: Any) -> None:
         match message:
@@ -218,9 +227,12 @@ class Runner(Component):
                 assert [turn.turn for turn in turns] == list(range(len(turns)))
                 self.driving[sample], self.turns[sample] = message, list(turns)
                 self._continue(sample)
-            case m.GenerateResult(sample=sample, result=result):
-                if sample in self.driving and result.turn == len(self.turns[sample]):
-                    self.turns[sample].append(result)
+            case m.GenerateResult(sample=sample, turn=turn):
+                if sample in self.driving and turn == len(self.turns[sample]):
+                    before = b"".join(t.given + t.token_ids for t in self.turns[sample])
+                    given = observation(turn - 1) if turn else int32(self.prompt(self.driving[sample]))
+                    assert message.context == m.context_digest(before + given)
+                    self.turns[sample].append(m.TurnTokens(turn, given, message.token_ids, message.finish))
                     self._continue(sample)
             case m.Cancel(samples=samples):
                 for sample in samples:
@@ -263,11 +275,14 @@ class Agent(Component):
         self.hold = False  # generate nothing
         self.wrong_digest = ""  # digest to report instead
         self.probe = (0.0, 0.0)  # largest and mean difference to report
+        self.contexts = KeptContexts(1 << 20)
+        self.missing = 0  # requests whose prefix was missing
 
     def reborn(self) -> None:
         """Restart the engine server: it loses its state."""
         self.lives += 1
         self.queue, self.unacknowledged, self.begun = [], {}, {}
+        self.contexts.clear()
         self.lineage, self.version, self.digest, self.preparing = -1, -1, "", None
 
     @property
@@ -290,10 +305,9 @@ class Agent(Component):
         match message:
             case m.Generate():
                 if self.version >= 0:  # else it was meant for the previous engine process
-                    self.queue.append(message)
-                    self.begun.setdefault(msgspec.structs.astuple(message.request_id), self.version)
-                    tokens = len(message.token_ids) // 4 + message.sampling.max_tokens
-                    self.generated.append((message.request_id.sample, tokens, self.version))
+                    self._generate(message)
+            case m.Forget(samples=samples):
+                self.contexts.forget(samples)
             case m.Abort(request_ids=request_ids):
                 self.queue = [generate for generate in self.queue if generate.request_id not in request_ids]
             case m.AckCompletions(request_ids=request_ids):
@@ -305,6 +319,17 @@ class Agent(Component):
             case m.RestartEngine():
                 self.reborn()
                 self.say(self.hello())
+
+    def _generate(self, message: m.Generate) -> None:
+        whole = self.contexts.whole(message)
+        if whole is None:
+            self.missing += 1
+            self.say(m.PrefixMissing(message.request_id))
+            return
+        self.queue.append(whole)
+        self.begun.setdefault(msgspec.structs.astuple(message.request_id), self.version)
+        tokens = len(whole.token_ids) // 4 + message.sampling.max_tokens
+        self.generated.append((message.request_id.sample, tokens, self.version))
 
     def step(self) -> bool:
         busy = super().step()
@@ -320,6 +345,7 @@ class Agent(Component):
             begun = self.begun.pop(msgspec.structs.astuple(generate.request_id))
             completion = generate_tokens(generate, begun, self.version)
             self.unacknowledged[msgspec.structs.astuple(generate.request_id)] = completion
+            self.contexts.keep(generate.request_id.sample, generate.token_ids + completion.token_ids)
             self.say(m.Completions([completion]))
             busy = True
         return busy

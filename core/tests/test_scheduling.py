@@ -476,6 +476,14 @@ def test_the_next_turn_goes_to_the_engine_of_the_previous_one_unless_another_one
     assert queue.turns.share == 0.0
 
 
+@pytest.mark.parametrize(("ahead", "chosen"), [(0, "home"), (8, "home"), (9, "other")])
+def test_a_next_turn_goes_home_while_slots_are_free_unless_home_is_far_ahead(ahead: int, chosen: str) -> None:
+    home, other = loaded("home", 64, 3 + ahead), loaded("other", 64, 3)
+    queue = RequestQueue()
+    queue.put(Request(("s", 1, 0), SharedPrefix(), (1, 0, 0), 100, previous=home))
+    assert drain(queue, [home, other]) == [("s", chosen)]
+
+
 def test_groups_do_not_start_when_they_must_not_but_the_members_of_started_ones_do() -> None:
     engine = loaded("one", 4, 2)
     queue = queue_of(3, 4)

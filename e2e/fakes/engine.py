@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from e2e.fakes.model import tokenizer
 from e2e.fakes.tokens import Stream, begin, weights_key
 from rljob.protocol import messages as m
+from rljob.protocol.contexts import KeptContexts
 from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.environment import read_environment
 from rljob.protocol.heartbeat import beating
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 Key = tuple[str, int, int]
 HEARTBEAT_SECONDS = 5.0
+KEPT_BYTES = 16 << 20
 
 
 @dataclass
@@ -42,11 +44,15 @@ class Faults:
 class Running:
     """A request in progress."""
 
-    request_id: m.RequestId
+    request: m.Generate  # with all its tokens
     stream: Stream
-    context: str
     end: AnswerEnd
     spans: list[m.VersionSpan] = field(default_factory=list)
+
+    @property
+    def request_id(self) -> m.RequestId:
+        """Id of the request."""
+        return self.request.request_id
 
 
 class FakeEngine:
@@ -85,6 +91,7 @@ class FakeEngine:
         self._waiting: dict[Key, Running] = {}
         self._running: dict[Key, Running] = {}
         self._unacknowledged: dict[Key, m.Completion] = {}
+        self._contexts = KeptContexts(KEPT_BYTES)
         self._updates: list[m.PrepareWeights] = []
         self._busy = asyncio.Event()
         self._link = CoordinatorLink(url, "agent", token, m.ToAgent, self._register)
@@ -104,6 +111,8 @@ class FakeEngine:
                     case m.Abort(request_ids=request_ids, discard=discard):
                         for request_id in request_ids:
                             self._abort(_key(request_id), discard)
+                    case m.Forget(samples=samples):
+                        self._contexts.forget(samples)
                     case m.AckCompletions(request_ids=request_ids):
                         for request_id in request_ids:
                             self._unacknowledged.pop(_key(request_id), None)
@@ -139,9 +148,13 @@ class FakeEngine:
         elif key not in self._running and key not in self._waiting:
             sampling = request.sampling
             seed = sampling.seed if sampling.temperature > 0 else 0
-            stream = begin(request.token_ids, seed, sampling.max_tokens, sampling.stop_token_ids)
-            end = AnswerEnd(sampling, array("i", request.token_ids), tokenizer)
-            self._waiting[key] = Running(request.request_id, stream, m.context_digest(request.token_ids), end)
+            whole = self._contexts.whole(request)
+            if whole is None:
+                self._link.send(m.PrefixMissing(request.request_id))
+                return
+            stream = begin(whole.token_ids, seed, sampling.max_tokens, sampling.stop_token_ids)
+            end = AnswerEnd(sampling, array("i", whole.token_ids), tokenizer)
+            self._waiting[key] = Running(whole, stream, end)
             self._busy.set()
 
     def _abort(self, key: Key, discard: bool) -> None:
@@ -160,10 +173,13 @@ class FakeEngine:
                 spans=running.spans,
                 finish=finish,
                 seconds=0.0,
-                context=running.context,
+                context=running.request.context,
             )
             for running, finish in finished
         ]
+        for running, _ in finished:
+            context = running.request.token_ids + running.stream.token_ids.tobytes()
+            self._contexts.keep(running.request_id.sample, context)
         self._unacknowledged |= {_key(completion.request_id): completion for completion in completions}
         self._link.send(m.Completions(completions))
 
@@ -238,6 +254,7 @@ class FakeEngine:
         self.digest = ""
         self._running.clear()
         self._waiting.clear()
+        self._contexts.clear()
         for message in self._register():
             self._link.send(message)
 

@@ -50,15 +50,10 @@ class TinyEngine(FakeEngine):
         super().__init__(url, token)
         self._model = Qwen2ForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         self._groups: dict[str, WeightGroup] = {}
-        self._prompts: dict[str, bytes] = {}
-
-    def _generate(self, request: m.Generate) -> None:
-        self._prompts[request.request_id.sample] = request.token_ids
-        super()._generate(request)
 
     def _complete(self, finished: list[tuple[Running, str]]) -> None:
         for running, _ in finished:
-            running.stream.logprobs = self._logprobs(self._prompts[running.request_id.sample], running.stream.token_ids)
+            running.stream.logprobs = self._logprobs(running.request.token_ids, running.stream.token_ids)
         super()._complete(finished)
 
     @torch.no_grad()

@@ -4,14 +4,17 @@ import asyncio
 
 import pytest
 
+from rljob.protocol.contexts import KeptContexts
 from rljob.protocol.messages import (
     Completion,
     Completions,
     Generate,
     GenerationFailed,
+    PrefixMissing,
     RequestId,
     SamplingParams,
     VersionSpan,
+    context_digest,
     encode,
 )
 from rljob.rollout import requests
@@ -76,6 +79,12 @@ class Bench:
 
     def completions(self):
         return [(item.request_id, item.finish) for m in self.sent if isinstance(m, Completions) for item in m.items]
+
+
+def second_turn(prefix, added, context=None):
+    """Return the request of turn 1 of sample a, which adds ``added`` to the tokens ``prefix``."""
+    digest = context_digest(prefix + added if context is None else context)
+    return Generate(RequestId("a", 1, 0), added, SamplingParams(1.0, 5, [], 1), len(prefix) // 4, digest)
 
 
 def request_id(name, attempt=0):
@@ -281,3 +290,72 @@ def test_completions_are_split_into_messages_far_below_a_frames_limit():
         assert len(message.items) == 1 or len(encode(message)) <= requests.MESSAGE_BYTES
     assert len(messages) < 10
     assert in_messages([]) == []
+
+
+# --- requests of later turns ---
+
+
+async def finish_first_turn(bench):
+    """Let turn 0 of sample a end; return its context and answer."""
+    bench.table.generate(Generate(request_id("a"), b"abcd", SamplingParams(1.0, 5, [], 1)))
+    await asyncio.sleep(0)
+    bench.engine.end(b"abcd")
+    await bench.settle()
+    return b"abcd" + TOKENS
+
+
+async def test_a_later_turn_brings_only_what_it_adds(bench):
+    first = await finish_first_turn(bench)
+    bench.table.generate(second_turn(first, b"efgh"))
+    await asyncio.sleep(0)
+    assert set(bench.engine.requests) == {first + b"efgh"}
+    bench.engine.end(first + b"efgh")
+    await bench.settle()
+    assert bench.sent[-1].items[0].context == context_digest(first + b"efgh")
+
+
+async def test_an_interrupted_turn_continues_from_its_tokens_without_any_that_are_sent(bench):
+    bench.table.generate(Generate(request_id("a"), b"abcd", SamplingParams(1.0, 5, [], 1)))
+    await asyncio.sleep(0)
+    bench.table.abort([request_id("a")], discard=False)
+    await bench.settle()
+    bench.engine.requests.clear()
+    bench.table.generate(second_turn(b"abcd" + TOKENS, b""))
+    await asyncio.sleep(0)
+    assert set(bench.engine.requests) == {b"abcd" + TOKENS}
+
+
+@pytest.mark.parametrize("lost", ["never here", "forgotten", "other tokens", "another engine", "no room"])
+async def test_a_request_without_its_prefix_waits_for_the_whole_and_nothing_is_generated_before(bench, lost):
+    first = b"abcd" + TOKENS
+    if lost == "no room":
+        bench.table._contexts = KeptContexts(4)
+    if lost != "never here":
+        assert await finish_first_turn(bench) == first
+    if lost == "forgotten":
+        bench.table.forget(["a"])
+    if lost == "another engine":
+        bench.table.detach()
+        bench.table.attach(bench.engine)
+    bench.sent.clear()
+    message = second_turn(first, b"efgh", first + b"efgX" if lost == "other tokens" else None)
+    bench.table.generate(message)
+    await bench.settle()
+    assert bench.sent == [PrefixMissing(message.request_id)] and not bench.engine.requests
+    assert bench.table.unfinished() == []
+    bench.table.generate(Generate(message.request_id, first + b"efgh", message.sampling))
+    await asyncio.sleep(0)
+    assert set(bench.engine.requests) == {first + b"efgh"}
+
+
+async def test_a_repeated_request_of_a_later_turn_is_neither_run_again_nor_missing_its_prefix(bench):
+    message = second_turn(await finish_first_turn(bench), b"efgh")
+    bench.table.generate(message)
+    await asyncio.sleep(0)
+    bench.sent.clear()
+    bench.table.generate(message)
+    bench.engine.end(b"abcd" + TOKENS + b"efgh")
+    await bench.settle()
+    bench.table.generate(message)
+    await bench.settle()
+    assert bench.completions() == [(message.request_id, "length")] * 2 and len(bench.sent) == 2

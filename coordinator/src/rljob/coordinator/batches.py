@@ -58,30 +58,28 @@ class BatchShards:
 
 
 def assemble(records: list[PayloadRecord], turn_rewards: list[float]) -> SampleTokens:
-    """Join the records of a sample into one sequence. The context of a turn starts with all previous tokens.
+    """Join the records of a sample into one sequence.
 
     Args:
         records: records of the sample, in order; an interrupted turn has several.
         turn_rewards: one reward for each turn.
     """
-    tokens, logprobs = b"", b""
+    tokens: list[bytes] = []
+    logprobs: list[bytes] = []
     segments: list[Segment] = []
     spans: list[VersionSpan] = []
-    turn = -1
+    turn, end = -1, 0
     for record in records:
-        begin = len(tokens) // INT32
+        begin = end + len(record.given) // INT32
         if record.turn != turn:
             turn = record.turn
-            assert record.prompt.startswith(tokens), f"{record.sample}: turn {turn} does not continue the previous turn"
-            logprobs += bytes(len(record.prompt) - len(tokens))
-            tokens = record.prompt
-            added, begin = begin, len(tokens) // INT32
-            if begin > added:
-                segments.append(Segment("observation" if turn else "prompt", added, begin))
+            if begin > end:
+                segments.append(Segment("observation" if turn else "prompt", end, begin))
             segments.append(Segment("model", begin, begin, turn_rewards[turn]))
-        tokens += record.token_ids
-        logprobs += record.logprobs
-        segments[-1].end = len(tokens) // INT32
+        tokens += record.given, record.token_ids
+        logprobs += bytes(len(record.given)), record.logprobs
+        segments[-1].end = end = begin + len(record.token_ids) // INT32
         spans += [VersionSpan(s.version, begin + s.start, begin + s.end) for s in record.spans]
-    assert len(tokens) == len(logprobs) == INT32 * segments[-1].end
-    return SampleTokens(records[0].sample, tokens, logprobs, segments, spans)
+    sample = SampleTokens(records[0].sample, b"".join(tokens), b"".join(logprobs), segments, spans)
+    assert len(sample.token_ids) == len(sample.logprobs) == INT32 * end
+    return sample

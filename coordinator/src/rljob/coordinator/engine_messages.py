@@ -40,6 +40,8 @@ class EngineMessages:
 
     def _of_engine(self, engine: EngineRecord, message: Any) -> None:
         match message:
+            case m.PrefixMissing():
+                self._run.trajectories.send_whole_context(engine, message.request_id)
             case m.GenerationFailed():
                 self._generation_failed(engine, message)
             case m.WeightAck():

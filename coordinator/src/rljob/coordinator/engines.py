@@ -6,11 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from rljob.coordinator.connection import Connection
-from rljob.protocol.messages import HEARTBEAT_SECONDS, EngineCrashed, WeightAck
+from rljob.protocol.messages import HEARTBEAT_SECONDS, EngineCrashed, Forget, WeightAck
 from rljob.scheduling.dispatch import EngineLoad
 
 FAILURES_BEFORE_RESTART = 3
 SILENT_HEARTBEATS = 3
+FORGOTTEN_TOGETHER = 64  # contexts that an agent drops by one message
 
 
 @dataclass(eq=False, kw_only=True)
@@ -32,6 +33,7 @@ class EngineRecord(EngineLoad):
     restarts: int = 0
     running: int = 0  # requests, from its agent's last heartbeat
     waiting: int = 0
+    forgotten: list[str] = field(default_factory=list)  # samples whose context its agent need not keep
 
     def silent_seconds(self, now: float) -> float:
         """Return for how long the agent has been silent, if it has missed SILENT_HEARTBEATS; else 0. ``now``: time of
@@ -43,6 +45,14 @@ class EngineRecord(EngineLoad):
     def name(self) -> str:
         """Name for users and the operator: the pod name in a cluster."""
         return self.pod or self.instance
+
+    def forget_context(self, sample: str) -> None:
+        """Have the agent drop the context of a sample, together with those of other samples."""
+        self.forgotten.append(sample)
+        if len(self.forgotten) >= FORGOTTEN_TOGETHER:
+            forgotten, self.forgotten = self.forgotten, []
+            if self.connection is not None:
+                self.connection.send(Forget(forgotten))
 
     def begin_update(self, update: int) -> None:
         """Start a weight update."""

@@ -10,14 +10,13 @@ from typing import cast
 from rljob.api.job_status import MOST_WARNINGS
 from rljob.coordinator.progress import ENGINE_SECONDS
 from rljob.coordinator.run import Run
-from rljob.coordinator.trajectory import Trajectory, Turn
+from rljob.coordinator.trajectory import Trajectory
 from rljob.ledger import queries
 from rljob.ledger.queries import GroupRecord, SampleRecord
 from rljob.ledger.sample_numbers import sample_number
 from rljob.ledger.states import OPEN
 from rljob.ledger.step_metrics import recorded_steps
 from rljob.ledger.writer import LedgerWriter
-from rljob.protocol import messages as m
 from rljob.scheduling.groups import End, Group, Sample
 from rljob.scheduling.mixture import Mixture, TaskShare
 
@@ -126,9 +125,9 @@ def _trajectory(ledger: LedgerWriter, sample: Sample, row: SampleRecord, version
     for record in queries.payload_records(ledger, progress.numbers if progress else [], row.attempt):
         turn = result.turns.get(record.turn)
         if turn is None:
-            # A placeholder: the runner repeats its request when it gets the lease. Until then only the tokens matter.
-            request = m.GenerateRequest(sample.id, record.turn, record.prompt, 0, 1.0, [])
-            turn = result.turns[record.turn] = Turn(request)
+            turn = result.add_turn(record.turn, record.given)
+            turn.context = record.context
+        result.append(record.token_ids)
         turn.token_ids += record.token_ids
         turn.finish = record.finish
         turn.completions += 1

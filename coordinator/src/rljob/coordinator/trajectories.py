@@ -14,13 +14,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import TypeAlias
 
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.engines import EngineRecord, Engines
 from rljob.coordinator.leases import Leases
-from rljob.coordinator.trajectory import Trajectory, Turn
+from rljob.coordinator.trajectory import ANOTHER_CONTEXT, Trajectory, Turn
 from rljob.ledger.payload_record import INT32, PayloadRecord
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
@@ -30,9 +31,6 @@ from rljob.scheduling.seeds import derive
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.05
-ANOTHER_CONTEXT = (
-    "turn {} was generated from another context than it has now; a loop that runs again must make the same calls"
-)
 
 FromLease: TypeAlias = m.GenerateRequest | m.TrajectoryScored | m.TrajectoryFailed
 """Messages of the runner that holds a lease."""
@@ -76,8 +74,7 @@ class Trajectories:
             trajectory = self.by_sample.pop(sample_id, None)
             if trajectory is None:
                 continue
-            self._leases.remove(trajectory)
-            self._withdraw(trajectory)
+            self._end(trajectory)
             if trajectory.runner is not None:
                 cancelled.setdefault(trajectory.runner, []).append(sample_id)
         for runner, ids in cancelled.items():
@@ -86,10 +83,13 @@ class Trajectories:
 
     def done(self, sample_id: str) -> None:
         """Remove a sample that its runner finished."""
-        trajectory = self.by_sample.pop(sample_id)
+        self._end(self.by_sample.pop(sample_id))
+        self._leases.assign()
+
+    def _end(self, trajectory: Trajectory) -> None:
         self._leases.remove(trajectory)
         self._withdraw(trajectory)
-        self._leases.assign()
+        trajectory.kept(None)
 
     def start_over(self, trajectory: Trajectory) -> None:
         """Discard the generated tokens of a sample and generate it again with current weights (after a new lineage)."""
@@ -104,10 +104,8 @@ class Trajectories:
     def _discard(self, trajectory: Trajectory) -> None:
         """Discard the generated tokens of a sample and its open request."""
         self._withdraw(trajectory)
-        trajectory.attempts += sum(turn.completions for turn in trajectory.turns.values()) + 1
+        trajectory.discard(trajectory.attempts + sum(turn.completions for turn in trajectory.turns.values()) + 1)
         self._ledger.discard_generation(trajectory.sample.id, trajectory.attempts)
-        trajectory.dispatched = trajectory.recorded_version = trajectory.sample.min_version = None
-        trajectory.turns.clear()
         for completion, agent in trajectory.early.values():
             agent.send(m.AckCompletions([completion.request_id]))
         trajectory.early.clear()
@@ -144,7 +142,7 @@ class Trajectories:
         """Handle a runner's request for the tokens of a turn; recorded tokens answer a repeated request.
 
         Raises:
-            ValueError: the turn has a completion or a request with another context, or another turn is not finished.
+            ValueError: another turn is not finished; or as :meth:`Trajectory.turn_of`.
         """
         trajectory = self.current(message, runner)
         if trajectory is None:
@@ -152,23 +150,20 @@ class Trajectories:
             if known is None or known.runner is not runner:  # else the message crossed a new lease to the runner
                 runner.send(m.Cancel([message.sample]))
             return
-        unfinished = [number for number in range(message.turn) if trajectory.wants(number)]
+        unfinished = message.turn > 0 and trajectory.wants(message.turn - 1)  # all before the newest are finished
         open_ = trajectory.request is not None and trajectory.request.key[1] != message.turn
         if unfinished or open_:
             raise ValueError(
                 f"it requests turn {message.turn} before another turn is finished; a loop awaits each turn before it "
                 "requests the next one"
             )
-        turn = trajectory.turns.get(message.turn)
-        if turn is None:
-            turn = trajectory.turns[message.turn] = Turn(message)
-        if turn.request.prompt != message.prompt and (turn.completions or trajectory.request is not None):
-            raise ValueError(ANOTHER_CONTEXT.format(message.turn))
-        turn.request = message
-        if turn.completions and turn.remaining_tokens <= 0 and not turn.finished:
-            turn.finish = "length"  # interrupted at its last token
+        turn = trajectory.turn_of(message)
+        if not turn.finished:
+            turn.request = message
+            if turn.completions and turn.remaining_tokens <= 0:
+                turn.end("length")  # interrupted at its last token
         if turn.finished:
-            result = m.GenerateResult(message.sample, turn.tokens(message.turn))
+            result = turn.result(message.sample, message.turn)
             self._ledger.then(lambda: runner.send(result))  # its completion may not be durable yet
         elif trajectory.request is None:
             self._enqueue(trajectory, message.turn)
@@ -176,7 +171,8 @@ class Trajectories:
     def _enqueue(self, trajectory: Trajectory, number: int) -> None:
         turn = trajectory.turns[number]
         key = (trajectory.sample.id, number, trajectory.attempts + turn.completions)
-        tokens = len(turn.request.prompt) // INT32 + turn.request.max_tokens
+        assert turn.request is not None
+        tokens = turn.context_tokens + turn.request.max_tokens
         min_model_length = next((length for length in self._lengths if length >= tokens), tokens)
         request = Request(
             key, trajectory.sample.group.prefix, trajectory.order, tokens, trajectory.version, min_model_length,
@@ -201,22 +197,18 @@ class Trajectories:
             trajectory.previous = engine
             assert engine.connection is not None and engine.serving is not None
             self._started(trajectory, engine.serving[1])
-            agent, generate = engine.connection, self._generate(trajectory, request)
+            agent, generate = engine.connection, self._generate(trajectory, request, engine)
+            trajectory.sent_to(engine)
             self._ledger.then(lambda agent=agent, generate=generate: agent.send(generate))  # type: ignore[misc]
 
-    def _generate(self, trajectory: Trajectory, request: Request) -> m.Generate:
-        sample_id, number, attempt = request.key
-        turn = trajectory.turns[number]
-        sampling = m.SamplingParams(
-            temperature=turn.request.temperature,
-            max_tokens=turn.remaining_tokens,
-            stop_token_ids=turn.request.stop_token_ids,
-            seed=derive(self._seed, sample_id, number, attempt),
-            stop=turn.request.stop,
-            min_tokens=turn.request.min_tokens,
-            answered=len(turn.token_ids) // INT32,
-        )
-        return m.Generate(m.RequestId(*request.key), turn.request.prompt + turn.token_ids, sampling)
+    def send_whole_context(self, engine: EngineRecord, request_id: m.RequestId) -> None:
+        """Send a request again, with its whole context, to an engine whose agent lacks the beginning of it."""
+        request = engine.requests.get((request_id.sample, request_id.turn, request_id.attempt))
+        if request is not None and engine.connection is not None:
+            engine.connection.send(self._generate(self.by_sample[request_id.sample], request, None))
+
+    def _generate(self, trajectory: Trajectory, request: Request, engine: EngineRecord | None) -> m.Generate:
+        return trajectory.generate(m.RequestId(*request.key), derive(self._seed, *request.key), engine)
 
     def _started(self, trajectory: Trajectory, version: int) -> None:
         """Record that an engine serving ``version`` gets the request, if it is the first one of the group or follows
@@ -251,16 +243,16 @@ class Trajectories:
             agent.send(m.AckCompletions([request_id]))
             return
         turn = trajectory.turns[request_id.turn]
-        if completion.context != m.context_digest(turn.request.prompt + turn.token_ids):
+        if completion.context != trajectory.digest.digest():
             # Requested from a coordinator that was killed, by a run of the loop that made other calls.
             raise ValueError(ANOTHER_CONTEXT.format(request_id.turn))
         engine = self._engines.of_connection(agent)
         self._withdraw(trajectory, abort=trajectory.engine is not engine)  # another engine may hold it by now
         self._record(trajectory, turn, completion, engine, agent.instance)
         if completion.finish != "abort" or turn.remaining_tokens == 0:
-            turn.finish = completion.finish if completion.finish != "abort" else "length"
+            turn.end(completion.finish if completion.finish != "abort" else "length")
             trajectory.since = self._now()
-            generated = m.GenerateResult(request_id.sample, turn.tokens(request_id.turn))
+            generated = turn.result(request_id.sample, request_id.turn)
             self._ledger.then(lambda: trajectory.runner.send(generated) if trajectory.runner else None)
         else:
             self._enqueue(trajectory, request_id.turn)
@@ -281,15 +273,19 @@ class Trajectories:
         trajectory.recorded_version = min(known, default=None)
         trajectory.sample.min_version = trajectory.recorded_version
         trajectory.dispatched = None
+        given = b"" if turn.completions else turn.given
+        turn.context = turn.context or completion.context
         turn.token_ids += completion.token_ids
         turn.completions += 1
+        trajectory.append(completion.token_ids)
+        trajectory.kept(engine)
         self.generated_tokens += tokens
         record = PayloadRecord(
-            request_id.sample, request_id.turn, request_id.attempt, turn.request.prompt, completion.token_ids,
+            request_id.sample, request_id.turn, request_id.attempt, given, completion.token_ids,
             completion.logprobs, completion.spans, completion.finish, completion.context,
         )  # fmt: skip
-        total = (len(turn.request.prompt) + len(turn.token_ids)) // INT32
-        self._ledger.record_completion(record, name, total, trajectory.recorded_version, max(versions, default=None))
+        highest = max(versions, default=None)
+        self._ledger.record_completion(record, name, trajectory.tokens, trajectory.recorded_version, highest)
 
     def _withdraw(self, trajectory: Trajectory, abort: bool = True) -> None:
         """Remove the trajectory's request from the queue or from its engine."""
@@ -384,9 +380,9 @@ class Trajectories:
             self.queue.put(request)
             self._changed()
 
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
+    @cached_property
+    def _now(self) -> Callable[[], float]:
+        return asyncio.get_running_loop().time
 
     def counts(self) -> dict[str, int]:
         """Return state → number of samples."""

@@ -63,9 +63,9 @@ class RunnerDriver:
             match message:
                 case LeaseTrajectory():
                     self._lease(message)
-                case GenerateResult(sample=sample, result=turn):
-                    if sample in self._trajectories:
-                        self._trajectories[sample].receive_turn(turn)
+                case GenerateResult():
+                    if message.sample in self._trajectories:
+                        self._trajectories[message.sample].receive(message)
                 case AckTrajectories(samples=samples):
                     for sample in samples:
                         self._acknowledge(sample)
@@ -97,7 +97,7 @@ class RunnerDriver:
             known = None
         if known is not None:
             for turn in lease.turns:
-                known.receive_turn(turn)
+                known.receive(turn)
             if known.finished:
                 self._link.send(known.pending)
         elif lease.task not in self._runtimes or lease.split not in SPLITS:

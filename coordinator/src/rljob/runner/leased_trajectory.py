@@ -13,9 +13,11 @@ from typing import Protocol
 import msgspec
 
 from rljob.api.tasks import Task
+from rljob.protocol.contexts import GrowingDigest
 from rljob.protocol.messages import (
     FromRunner,
     GenerateRequest,
+    GenerateResult,
     LeaseTrajectory,
     TrajectoryFailed,
     TrajectoryScored,
@@ -35,6 +37,10 @@ from rljob.runner.reward_routing import SampleScorer
 log = logging.getLogger(__name__)
 
 TEXT_CHARACTERS = 4096
+ANOTHER_CONTEXT = (
+    "turn {} was generated from another context than the one it has now; a loop that runs again must make the same "
+    "calls"
+)
 
 _decoder = frame_decoder(FromRunner)
 
@@ -91,11 +97,13 @@ class LeasedTrajectory:
         self._send = send
         self._recorded = {turn.turn: turn for turn in lease.turns}
         self._turns: list[TurnTokens] = []  # that this run of the loop has received
+        self._sequence = b""  # int32: context and answer of the last turn
+        self._digest = GrowingDigest()  # of the sequence, and of what the open turn adds
         self._credits: list[float] = []  # reward of each turn from :meth:`reward`
         self._generating = False
         self._cancelled = False
         self._request: GenerateRequest | None = None
-        self._answer: asyncio.Future[TurnTokens] | None = None
+        self._answer: asyncio.Future[GenerateResult | TurnTokens] | None = None
         self._result: TrajectoryScored | TrajectoryFailed | None = None
         self._prompt: Prompt | None = None
         self._episode: LeasedEpisode | None = None
@@ -120,10 +128,10 @@ class LeasedTrajectory:
         """Whether the trajectory has its result."""
         return self._result is not None
 
-    def receive_turn(self, turn: TurnTokens) -> None:
+    def receive(self, result: GenerateResult | TurnTokens) -> None:
         """Accept a generated turn; a turn that the loop does not wait for is ignored."""
-        if self._request is not None and turn.turn == self._request.turn and self._answer and not self._answer.done():
-            self._answer.set_result(turn)
+        if self._request is not None and result.turn == self._request.turn and self._answer and not self._answer.done():
+            self._answer.set_result(result)
 
     def cancel(self) -> None:
         """Cancel the loop; no result is sent."""
@@ -162,7 +170,7 @@ class LeasedTrajectory:
     @property
     def room(self) -> int:
         """Tokens that fit after the last turn."""
-        used = self._sequence if self._turns else self.prompt.token_ids
+        used = self._sequence or self.prompt.token_ids
         return max(0, self._runtime.max_model_length - len(used) // 4)
 
     async def generate(self, token_ids: bytes, max_tokens: int | None = None, stop: Sequence[str] = ()) -> TurnTokens:
@@ -178,12 +186,16 @@ class LeasedTrajectory:
                 "append observations to those token ids"
             )
         self._stop[number] = [*stop]
-        turn = self._recorded.get(number) or await self._request_turn(number, token_ids, max_tokens)
-        if turn.prompt != token_ids:
-            raise TrajectoryError(
-                f"turn {number} was generated from another context than the one it has now; a loop that runs again "
-                "must make the same calls"
-            )
+        given = token_ids[len(self._sequence) :]
+        turn = self._recorded.get(number)
+        if turn is None:
+            turn = await self._request_turn(number, given, max_tokens)
+        elif turn.given != given:
+            raise TrajectoryError(ANOTHER_CONTEXT.format(number))
+        else:
+            self._digest.append(given)
+        self._digest.append(turn.token_ids)
+        self._sequence = token_ids + turn.token_ids
         self._turns.append(turn)
         self._credits.append(0.0)
         return turn
@@ -236,21 +248,13 @@ class LeasedTrajectory:
 
     # --- private ----------------------------------------------------------------------------------------------------
 
-    @property
-    def _sequence(self) -> bytes:
-        """Context and answer of the last turn (int32)."""
-        return self._turns[-1].prompt + self._turns[-1].token_ids if self._turns else b""
-
     def _texts(self) -> list[ScoreTurn]:
         """Return the text of the turns and observations after the context of the first turn."""
         texts: list[ScoreTurn] = []
-        before = b""
         for number, turn in enumerate(self._turns):
-            observation = turn.prompt[len(before) :] if number else b""
-            if observation:
-                texts.append(ScoreTurn("observation", self.decode(observation)))
+            if number and turn.given:
+                texts.append(ScoreTurn("observation", self.decode(turn.given)))
             texts.append(ScoreTurn("model", self.answer(turn)))
-            before = turn.prompt + turn.token_ids
         return texts
 
     async def _make_prompt(self) -> Prompt:
@@ -259,8 +263,8 @@ class LeasedTrajectory:
         except ValueError as error:  # from the row or the chat template: the message is ready for users
             raise TrajectoryError(str(error)) from error
 
-    async def _request_turn(self, number: int, token_ids: bytes, max_tokens: int | None) -> TurnTokens:
-        sampling, length = self._runtime.task.sampling, len(token_ids) // 4
+    async def _request_turn(self, number: int, given: bytes, max_tokens: int | None) -> TurnTokens:
+        sampling, length = self._runtime.task.sampling, (len(self._sequence) + len(given)) // 4
         most = sampling.max_tokens if max_tokens is None else min(sampling.max_tokens, max_tokens)
         limit = self._runtime.max_model_length
         room = limit - length
@@ -272,7 +276,7 @@ class LeasedTrajectory:
         self._request = GenerateRequest(
             sample=self._lease.sample,
             turn=number,
-            prompt=token_ids,
+            given=given,
             max_tokens=min(most, room),
             temperature=(
                 sampling.temperature if self._lease.split == "train" else self._runtime.evaluation_temperature
@@ -282,14 +286,20 @@ class LeasedTrajectory:
             lease=self._lease.lease,
             stop=[*sampling.stop, *self._stop[number]],
             min_tokens=sampling.min_tokens,
+            prefix_tokens=len(self._sequence) // 4,
+            prefix=self._digest.digest() if number else "",
         )
+        self._digest.append(given)
         self._answer = asyncio.get_running_loop().create_future()
         self._generating = True  # stays True if the loop cancels this call: the coordinator waits for this turn
         self._send(self._request)
         with self._in_call():
-            turn = await self._answer
+            result = await self._answer
         self._generating, self._request = False, None
-        return turn
+        same = result.given == given if isinstance(result, TurnTokens) else result.context == self._digest.digest()
+        if not same:
+            raise TrajectoryError(ANOTHER_CONTEXT.format(number))
+        return TurnTokens(number, given, result.token_ids, result.finish)
 
     @contextlib.contextmanager
     def _in_call(self) -> Iterator[None]:

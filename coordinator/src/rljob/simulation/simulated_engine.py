@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rljob.protocol import messages as m
+from rljob.protocol.contexts import KeptContexts
 from rljob.simulation.memory_link import MemoryLink, MemoryServer, Traffic
 
 ONE_TOKEN = bytes(4)
 """Token ids and log-probabilities of every completion: a simulated answer is one token, whatever its work."""
+KEPT_BYTES = 1 << 20
+"""Bound of the contexts that the agent keeps."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class SimulatedEngine:
         self._paused = False
         self._weights = (-1, -1, "")  # lineage, version, digest
         self._unacknowledged: dict[tuple[str, int, int], m.Completion] = {}
+        self._contexts = KeptContexts(KEPT_BYTES)
         self._killed = False
 
     def connect(self, server: MemoryServer, traffic: Traffic) -> MemoryLink:
@@ -143,6 +147,8 @@ class SimulatedEngine:
             match message:
                 case m.Generate():
                     self._take(message)
+                case m.Forget():
+                    self._contexts.forget(message.samples)
                 case m.AckCompletions():
                     for each in message.request_ids:
                         self._unacknowledged.pop((each.sample, each.turn, each.attempt), None)
@@ -155,9 +161,13 @@ class SimulatedEngine:
 
     # --- requests ---
 
-    def _take(self, request: m.Generate) -> None:
-        key = _key(request.request_id)
+    def _take(self, message: m.Generate) -> None:
+        key = _key(message.request_id)
         if key in self._running or key in self._unacknowledged or any(_key(h.request_id) == key for h in self._held):
+            return
+        request = self._contexts.whole(message)
+        if request is None:
+            self._link.send(m.PrefixMissing(message.request_id))
             return
         if len(self._running) < self._model.slots and not self._paused:
             self._start(request)
@@ -209,8 +219,9 @@ class SimulatedEngine:
         request = running.request
         completion = m.Completion(
             request.request_id, ONE_TOKEN, ONE_TOKEN, [m.VersionSpan(running.version, 0, 1)], finish,
-            self._loop.time() - running.start, m.context_digest(request.token_ids),
+            self._loop.time() - running.start, request.context,
         )  # fmt: skip
+        self._contexts.keep(request.request_id.sample, request.token_ids + ONE_TOKEN)
         self._unacknowledged[_key(request.request_id)] = completion
         self._link.send(m.Completions([completion]))
 

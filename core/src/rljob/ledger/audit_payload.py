@@ -16,7 +16,7 @@ from rljob.ledger.queries import first_needed_segment
 from rljob.ledger.reader import LedgerReader
 from rljob.ledger.sample_numbers import sample_id
 from rljob.ledger.segments import HEADER, Location, PayloadError
-from rljob.protocol.messages import context_digest
+from rljob.protocol.contexts import GrowingDigest
 
 COMPLETIONS = """
 SELECT c.number, c.sample_number, c.sample, c.turn, c.attempt, c.finish, c.tokens, c.digest, c.segment, c.position,
@@ -115,7 +115,7 @@ def _is_consistent(record: PayloadRecord) -> bool:
         if span.start != at or span.end <= at:
             return False
         at = span.end
-    if at != tokens or len(record.logprobs) != len(record.token_ids) or len(record.prompt) % INT32:
+    if at != tokens or len(record.logprobs) != len(record.token_ids) or len(record.given) % INT32:
         return False
     return all(math.isfinite(logprob) for logprob in array("f", record.logprobs))
 
@@ -124,22 +124,18 @@ def _mismatches(counted: list[tuple[sqlite3.Row, PayloadRecord | None]]) -> Iter
     """Yield a message for each difference between a sample's row and its counted completions."""
     if not counted:
         return
-    (_, first), (row, last) = counted[0], counted[-1]
+    (_, first), (row, _) = counted[0], counted[-1]
     if row["ended"] != row["finish"]:
         yield "its finish differs from that of its last completion"
-    if first is not None and row["prompt_tokens"] != len(first.prompt) // INT32:
+    if first is not None and row["prompt_tokens"] != len(first.given) // INT32:
         yield "the number of tokens of its prompt differs from the ledger"
-    if last is not None:
-        written = sum(completion["tokens"] for completion, _ in counted if completion["turn"] == row["turn"])
-        if row["total_tokens"] != len(last.prompt) // INT32 + written:
-            yield "the number of tokens of its sequence differs from the ledger"
     records = [record for _, record in counted if record is not None]
     if len(records) < len(counted):
         return
+    if row["total_tokens"] != sum(len(record.given) + len(record.token_ids) for record in records) // INT32:
+        yield "the number of tokens of its sequence differs from the ledger"
     if not _counts_agree(counted):
         yield "the length or the versions of one of its completions differ from the ledger"
-    if not _continuous(records):
-        yield "the context of a turn does not start with the previous turn"
     if not _generated_from_their_contexts(records):
         yield "a completion was generated from other tokens than the context of its turn"
     versions = [span.version for record in records for span in record.spans]
@@ -156,13 +152,12 @@ def _mismatches(counted: list[tuple[sqlite3.Row, PayloadRecord | None]]) -> Iter
 def _counts_agree(counted: list[tuple[sqlite3.Row, PayloadRecord | None]]) -> bool:
     """Return whether length and versions in the rows of a sample's completions are those of its records so far."""
     lowest: list[int] = []
-    turn, written = -1, 0
+    written = 0  # tokens so far
     for row, record in counted:
         assert record is not None
-        turn, written = (row["turn"], written if row["turn"] == turn else 0)
-        written += row["tokens"]
+        written += len(record.given) // INT32 + row["tokens"]
         versions = [span.version for span in record.spans]
-        if row["own_total"] != len(record.prompt) // INT32 + written:
+        if row["own_total"] != written:
             return False
         if not versions and record.finish != "abort":
             return True  # it has the version of its engine, which is not in its record
@@ -173,24 +168,10 @@ def _counts_agree(counted: list[tuple[sqlite3.Row, PayloadRecord | None]]) -> bo
 
 
 def _generated_from_their_contexts(records: list[PayloadRecord]) -> bool:
-    written, turn = b"", -1
+    digest = GrowingDigest()
     for record in records:
-        if record.turn != turn:
-            turn, written = record.turn, record.prompt
-        if record.context != context_digest(written):
+        digest.append(record.given)
+        if record.context != digest.digest():
             return False
-        written += record.token_ids
-    return True
-
-
-def _continuous(records: list[PayloadRecord]) -> bool:
-    written, turn = b"", -1
-    for record in records:
-        if record.turn != turn:
-            if not record.prompt.startswith(written):
-                return False
-            turn, written = record.turn, record.prompt
-        elif record.prompt != written[: len(record.prompt)]:
-            return False
-        written += record.token_ids
+        digest.append(record.token_ids)
     return True

@@ -12,12 +12,13 @@ INT32 = 4
 
 
 class PayloadRecord(msgspec.Struct, array_like=True):
-    """A completion. ``prompt``: the whole context of the turn, as its runner requested it."""
+    """A completion. The engine generated it from ``given`` and ``token_ids`` of all records of the sample before this
+    one, and its own ``given``."""
 
     sample: str
     turn: int
     attempt: int
-    prompt: bytes  # int32
+    given: bytes  # int32: the prompt or the observation; empty if the record continues an interrupted turn
     token_ids: bytes  # int32
     logprobs: bytes  # float32
     spans: list[VersionSpan]

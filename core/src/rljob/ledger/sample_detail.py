@@ -110,7 +110,6 @@ def _turns(ledger: LedgerReader, completions: str | None, first_attempt: int, no
     )
     vocabulary = Vocabulary(ledger) if rows else None
     turns: list[TurnDetail] = []
-    context, known = b"", True  # tokens before the record; whether all of them could be read
     for row in rows:
         if not turns or turns[-1].turn != row["turn"]:
             turns.append(TurnDetail(row["turn"], None, [], None, [], []))
@@ -118,15 +117,11 @@ def _turns(ledger: LedgerReader, completions: str | None, first_attempt: int, no
         turn.completions.append(CompletionInfo(row["attempt"], row["engine"], row["finish"], row["tokens"]))
         record = _record(ledger, Location(row["segment"], row["position"], row["length"]), notes)
         if record is None or vocabulary is None:
-            known = False
             continue
         if len(turn.completions) == 1:
-            if known:
-                turn.given_ids = array("i", record.prompt[len(context) :]).tolist()
-                turn.given = vocabulary.text(turn.given_ids)
-            context, known = record.prompt, True
+            turn.given_ids = array("i", record.given).tolist()
+            turn.given = vocabulary.text(turn.given_ids)
         turn.written += _tokens(record)
-        context += record.token_ids
     for turn in turns:
         if vocabulary is not None:
             vocabulary.fill_texts(turn.written)

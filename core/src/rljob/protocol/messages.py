@@ -19,6 +19,8 @@ import msgspec
 
 MAX_FRAME_BYTES = 64 << 20
 MESSAGES_PER_FRAME = 256
+DIGEST_BYTES = 16
+"""Length of context_digest; its text has twice as many characters."""
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError)
 """What a msgspec decoder raises on arbitrary bytes: not only its own errors."""
 
@@ -70,13 +72,19 @@ class Completion(msgspec.Struct, array_like=True):
     spans: list[VersionSpan]  # cover all tokens, in order
     finish: str  # stop | length | abort
     seconds: float  # in the engine, queueing there included
-    context: str  # context_digest of the Generate's token_ids
+    context: str  # context_digest of the context that the engine got
 
 
 class Completions(Message):
     """Finished or aborted requests; repeated until acknowledged."""
 
     items: list[Completion]
+
+
+class PrefixMissing(Message):
+    """The agent does not have the prefix of a Generate, or it has another one: it waits for the whole context."""
+
+    request_id: RequestId
 
 
 class GenerationFailed(Message):
@@ -138,8 +146,8 @@ class EngineCrashed(Message):
 
 class SamplingParams(msgspec.Struct, array_like=True):
     """How to sample, and where an answer ends: with a stop token or the token that completes a stop string, unless it
-    is one of its first ``min_tokens`` tokens. The last ``answered`` tokens of Generate.token_ids are the beginning of
-    the answer, which another request generated. ``max_tokens`` counts new tokens only."""
+    is one of its first ``min_tokens`` tokens. The last ``answered`` tokens of the context are the beginning of the
+    answer, which another request generated. ``max_tokens`` counts new tokens only."""
 
     temperature: float  # 0: greedy
     max_tokens: int
@@ -152,11 +160,22 @@ class SamplingParams(msgspec.Struct, array_like=True):
 
 class Generate(Message):
     """Generate a completion. Idempotent by ``request_id``. An agent whose engine has no weights yet drops it: it was
-    meant for the engine before, and the registration of this one has it dispatched again."""
+    meant for the engine before, and the registration of this one has it dispatched again.
+
+    The engine gets the context of the turn, and on continuation what was already generated: the first ``prefix_tokens``
+    tokens of the context and the answer that the agent returned last for this sample, then ``token_ids``."""
 
     request_id: RequestId
-    token_ids: bytes  # int32: prompt, and on continuation what was already generated
+    token_ids: bytes  # int32
     sampling: SamplingParams
+    prefix_tokens: int = 0
+    context: str = ""  # context_digest of what the engine gets; empty if ``token_ids`` are all of it
+
+
+class Forget(Message):
+    """These trajectories ended, or continue at another engine: their contexts are not needed here any more."""
+
+    samples: list[str]
 
 
 class Abort(Message):
@@ -435,11 +454,11 @@ class RegisterRunner(Message):
 
 
 class GenerateRequest(Message):
-    """A turn wants tokens."""
+    """A turn wants tokens. Its context is that of the turn before, the answer to it, and ``given``."""
 
     sample: str
     turn: int
-    prompt: bytes  # int32: the whole context of the turn
+    given: bytes  # int32: the prompt in the first turn, the observation in later turns
     max_tokens: int
     temperature: float
     stop_token_ids: list[int]
@@ -447,6 +466,8 @@ class GenerateRequest(Message):
     lease: int = 0  # of the LeaseTrajectory
     stop: list[str] = []  # as in SamplingParams
     min_tokens: int = 0  # as in SamplingParams
+    prefix_tokens: int = 0  # of the context, before ``given``
+    prefix: str = ""  # context_digest of them; empty in the first turn
 
 
 class TrajectoryScored(Message):
@@ -477,10 +498,10 @@ class TrajectoryFailed(Message):
 
 
 class TurnTokens(msgspec.Struct, array_like=True):
-    """A finished turn: what the model was given and wrote."""
+    """A finished turn: what was added to the context before it, and what the model wrote."""
 
     turn: int
-    prompt: bytes  # int32
+    given: bytes  # int32, as in GenerateRequest
     token_ids: bytes  # int32
     finish: str  # stop | length
 
@@ -502,7 +523,10 @@ class GenerateResult(Message):
     """Answer to GenerateRequest."""
 
     sample: str
-    result: TurnTokens
+    turn: int
+    token_ids: bytes  # int32
+    finish: str  # stop | length
+    context: str  # context_digest of the context that it was generated from
 
 
 class Cancel(Message):
@@ -528,9 +552,16 @@ class Reject(Message):
 
 
 FromAgent: TypeAlias = (
-    RegisterEngine | Completions | GenerationFailed | WeightAck | WeightFailed | EngineHeartbeat | EngineCrashed
+    RegisterEngine
+    | Completions
+    | PrefixMissing
+    | GenerationFailed
+    | WeightAck
+    | WeightFailed
+    | EngineHeartbeat
+    | EngineCrashed
 )
-ToAgent: TypeAlias = Generate | Abort | AckCompletions | PrepareWeights | RestartEngine | Reject
+ToAgent: TypeAlias = Generate | Forget | Abort | AckCompletions | PrepareWeights | RestartEngine | Reject
 FromTrainer: TypeAlias = (
     RegisterTrainer
     | StepDone
@@ -552,7 +583,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 def context_digest(token_ids: bytes) -> str:
     """Return the digest of the token ids that a completion is generated from: 32 hex digits."""
-    return blake3.blake3(token_ids).hexdigest(16)
+    return blake3.blake3(token_ids).hexdigest(DIGEST_BYTES)
 
 
 def encode(message: Any) -> msgspec.Raw:

@@ -8,7 +8,7 @@ engine that got the last request of the group. While more requests wait than slo
 requests whose home it is, then starts the next group, and takes requests of other homes only if a slot stays free
 otherwise. So the requests of a group follow each other on one engine. While slots are free for all requests, balance
 comes first: a request goes to its home only if the home's tokens per slot exceed those of the least loaded engine by at
-most those of the request.
+most those of the request, and of a next turn by at most those of ``TURN_EXCESS`` such requests.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ RequestKey = tuple[str, int, int]
 
 RequestKind = tuple[int | None, int]
 """(pinned version, minimum model length): requests of one kind have the same eligible engines."""
+
+TURN_EXCESS = 8
+"""By how many requests like itself the home of a next turn may be ahead of the least loaded engine: anywhere else the
+whole context is sent and computed again."""
 
 OWN, NEXT, FOREIGN = range(3)
 """What an engine takes first if slots are scarce: requests whose home it is, requests without a home, others."""
@@ -261,7 +265,10 @@ class RequestQueue:
         if home is None or home is not request.home or home.free_slots <= 0 or home.busy > engine.busy:
             return engine
         excess = home.tokens_per_slot - engine.tokens_per_slot
-        return home if able(home, request.kind) and excess <= request.tokens / home.max_concurrency else engine
+        requests = TURN_EXCESS if request.previous is not None else 1
+        return (
+            home if able(home, request.kind) and excess <= requests * request.tokens / home.max_concurrency else engine
+        )
 
 
 class _Eligibility(Generic[Load]):

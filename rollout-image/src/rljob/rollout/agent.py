@@ -29,6 +29,7 @@ from rljob.protocol.messages import (
     AckCompletions,
     EngineCrashed,
     EngineHeartbeat,
+    Forget,
     Generate,
     PrepareWeights,
     RegisterEngine,
@@ -222,6 +223,8 @@ class Agent:
             case Generate():
                 if self._served and self._state != "leaving":  # else it was sent to the previous server
                     self._requests.generate(message)
+            case Forget():
+                self._requests.forget(message.samples)
             case AckCompletions():
                 self._requests.acknowledge(message.request_ids)
             case Abort():

@@ -8,6 +8,9 @@ share a message.
 A request is waiting, running (one task each) or finished. When the engine is lost, waiting and running requests are
 dropped without a message: the registration of the next engine lists no running request, and the coordinator dispatches
 them again. Finished requests stay.
+
+The context and the answer of a finished request are kept for the next turn of its sample, whose request then brings
+only what it adds. A request whose beginning is not here is answered with PrefixMissing, and comes again whole.
 """
 
 from __future__ import annotations
@@ -20,13 +23,22 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from rljob.protocol.messages import Completion, Completions, Generate, GenerationFailed, RequestId, context_digest
+from rljob.protocol.contexts import KeptContexts
+from rljob.protocol.messages import (
+    Completion,
+    Completions,
+    Generate,
+    GenerationFailed,
+    PrefixMissing,
+    RequestId,
+)
 from rljob.rollout.adapters.base import BadRequestError, EngineClient, EngineError, GenerationOutput, engine_errors
 
 log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 0.002
 ABORT_AGAIN_SECONDS = 0.1
+KEPT_BYTES = 256 << 20  # of contexts between two turns: two thousand of 32,000 tokens
 MESSAGE_BYTES = 8 << 20  # far below a frame's limit: messages share frames
 SPAN_BYTES, OVERHEAD_BYTES = 32, 256  # upper bounds of the encoded size, per span and per completion
 
@@ -35,7 +47,7 @@ Key: TypeAlias = tuple[str, int, int]
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    message: Generate
+    message: Generate  # with all its tokens
     name: str  # in the engine; never used twice
     task: asyncio.Task[None] | None = None
     discarded: bool = False
@@ -69,6 +81,7 @@ class RequestTable:
         self._waiting: deque[_Request] = deque()
         self._running: set[_Request] = set()  # includes discarded requests that are generated again
         self._finished: dict[Key, Completion] = {}
+        self._contexts = KeptContexts(KEPT_BYTES)
         self._unsent: list[Completion] = []
         self._flush_due = False
         self._names = 0
@@ -113,6 +126,7 @@ class RequestTable:
         self._running.clear()
         self._requests.clear()
         self._waiting.clear()
+        self._contexts.clear()
         self._update_emptied()
 
     def hold(self) -> None:
@@ -135,7 +149,8 @@ class RequestTable:
         return in_messages(self._finished.values())
 
     def generate(self, message: Generate) -> None:
-        """Accept a request, unless it is waiting or running; repeat its completion if it is finished."""
+        """Accept a request, unless it is waiting or running, or its prefix is missing; repeat its completion if it is
+        finished."""
         key = _key(message.request_id)
         finished = self._finished.get(key)
         if finished is not None:
@@ -144,8 +159,12 @@ class RequestTable:
         known = self._requests.get(key)
         if known is not None and not known.discarded:
             return
+        whole = self._contexts.whole(message)
+        if whole is None:
+            self._send(PrefixMissing(message.request_id))
+            return
         self._names += 1
-        request = _Request(message, str(self._names))
+        request = _Request(whole, str(self._names))
         self._requests[key] = request
         self._waiting.append(request)
         self._emptied.clear()
@@ -176,6 +195,10 @@ class RequestTable:
         for request_id in request_ids:
             self._finished.pop(_key(request_id), None)
         self._update_emptied()
+
+    def forget(self, samples: list[str]) -> None:
+        """Keep the contexts of these samples no more."""
+        self._contexts.forget(samples)
 
     async def wait_empty(self) -> None:
         """Return when no request is waiting or running and all completions are acknowledged."""
@@ -229,8 +252,9 @@ class RequestTable:
             output.spans,
             output.finish,
             seconds,
-            context_digest(request.message.token_ids),
+            request.message.context,
         )
+        self._contexts.keep(completion.request_id.sample, request.message.token_ids + output.token_ids)
         self._finished[_key(completion.request_id)] = completion
         self._queue(completion)
 

@@ -70,6 +70,7 @@ class AgentSession:
         self._max_model_length = max_model_length
         self._first = first
         self._messages: list[CallMessage] = []  # of the last turn, with its answer
+        self._sequence = b""  # int32: context and answer of the last turn
         self._last: TurnTokens | None = None
         self._body = b""  # digest of the last call
         self._call: asyncio.Task[Answer] | None = None
@@ -122,7 +123,7 @@ class AgentSession:
             turn = await self._generator.generate(context, call.max_tokens, call.stop)
         except TrajectoryError as error:
             raise self._fail(str(error)) from error
-        self._last = turn
+        self._last, self._sequence = turn, context + turn.token_ids
         self.completion, self.finish = self._generator.answer(turn), turn.finish
         self._messages = [*call.messages, CallMessage("assistant", self.completion)]
         name = f"chatcmpl-{self._generator.sample}-{turn.turn}"
@@ -142,7 +143,7 @@ class AgentSession:
         except ValueError as error:  # of the chat template
             raise RefusedCallError(str(error), param="messages") from error
         answered = self._last.token_ids
-        return self._last.prompt + answered + tokens_after_answer(self._encoder, self._stop, after, answered)
+        return self._sequence + tokens_after_answer(self._encoder, self._stop, after, answered)
 
     def _check_continued(self, messages: list[CallMessage]) -> None:
         """Check that messages continue those of the last turn. The last of them is not the assistant's, so it is new.
