@@ -251,8 +251,9 @@ class Agent:
                 case m.PrepareWeights():
                     self._version = message.version
                     self._peers.has_weights(self._number)
+                    seconds = (0.1, 0.1, 0.0)
                     self._link.send(
-                        m.WeightAck(message.update, message.lineage, message.version, message.group, -1.0, -1.0, 0.1)
+                        m.WeightAck(message.update, message.lineage, message.version, message.group, -1, -1, *seconds)
                     )
 
     def _generate(self, message: m.Generate) -> None:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rljob.coordinator.answer_lengths import kolmogorov_p
 from rljob.scheduling.seeds import derive
 
 NORMAL = statistics.NormalDist()
@@ -76,8 +77,4 @@ def same_distribution(first: Sequence[float], second: Sequence[float]) -> float:
         while j < len(b) and b[j] <= value:
             j += 1
         distance = max(distance, abs(i / len(a) - j / len(b)))
-    size = math.sqrt(len(a) * len(b) / (len(a) + len(b)))
-    scaled = (size + 0.12 + 0.11 / size) * distance
-    if scaled < 0.2:
-        return 1.0
-    return min(1.0, 2 * sum((-1) ** (k - 1) * math.exp(-2 * k * k * scaled * scaled) for k in range(1, 101)))
+    return kolmogorov_p(distance, len(a) * len(b) / (len(a) + len(b)))

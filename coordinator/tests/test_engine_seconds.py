@@ -14,6 +14,7 @@ from rljob.coordinator.engine_seconds import ENGINE_ACTIVITIES, EngineSeconds
 from rljob.coordinator.engines import SILENT_HEARTBEATS, EngineRecord
 from rljob.coordinator.status_report import status_of
 from rljob.coordinator.tracking import TrackingWriter, finish
+from rljob.protocol import messages as m
 from rljob.protocol.messages import HEARTBEAT_SECONDS
 from rljob.scheduling.dispatch import Request, SharedPrefix
 
@@ -61,6 +62,86 @@ def test_each_second_has_one_activity() -> None:
     spend(64)  # it is forgotten
     assert accounts.seconds() == {"generating": 4, "waiting": 2, "paused": 9, "dead": 112}
     assert sum(accounts.seconds().values()) == clock.now - 100
+
+
+class Updates:
+    """One engine with a request, and the seconds that its steps take."""
+
+    def __init__(self) -> None:
+        self.clock, self.one = Clock(), engine("a.0")
+        self.accounts = EngineSeconds(self.clock)
+        give_request(self.one)
+
+    def spend(self, seconds: float) -> None:
+        self.accounts.update({"a.0": self.one}, 100.0)
+        self.clock.now += seconds
+        assert sum(self.accounts.seconds().values()) == self.clock.now - 100
+
+    def acknowledge(self, pause: float, since_resume: float) -> None:
+        self.accounts.acknowledged(self.one, pause, since_resume)
+        self.one.ack = m.WeightAck(1, 0, 1, "", 0.0, 0.0, 0.0, pause, since_resume)
+
+    def check(self, **seconds: float) -> None:
+        self.spend(0)
+        assert {name: spent for name, spent in self.accounts.seconds().items() if spent} == seconds
+
+
+def test_an_engine_generates_in_an_update_before_its_pause_and_after_its_resume() -> None:
+    run = Updates()
+    run.spend(1)
+    run.one.begin_update(1)
+    run.spend(2 + 4 + 8)
+    assert run.accounts.seconds() == {"generating": 1, "waiting": 0, "paused": 14, "dead": 0}
+    assert run.accounts.decided_seconds() == {"generating": 1, "waiting": 0, "paused": 0, "dead": 0}
+    run.acknowledge(4, 8)
+    run.spend(16)  # until the trainer has sent all
+    run.one.end_update()
+    run.check(generating=1 + 2 + 8 + 16, paused=4)
+    assert run.accounts.decided_seconds() == run.accounts.seconds()
+
+
+def test_an_engine_whose_requests_end_in_an_update_generates_until_then() -> None:
+    run = Updates()
+    run.one.begin_update(1)
+    run.spend(1 + 2 + 4)
+    run.one.remove(("g0.0", 0, 0))
+    run.spend(8)
+    run.acknowledge(2, 4 + 8)
+    run.spend(16)
+    run.check(generating=1 + 4, paused=2 + 8 + 16)
+
+
+def test_an_update_that_is_not_acknowledged_is_paused_whole() -> None:
+    run = Updates()
+    run.one.begin_update(1)
+    run.spend(1)
+    run.one.end_update()
+    run.one.begin_update(2)
+    run.spend(2)
+    run.acknowledge(0, 2)
+    run.check(generating=2, paused=1)
+    run.one.end_update()
+    run.one.begin_update(3)
+    run.spend(4)
+    run.accounts.update({}, 100.0)  # it is lost
+    assert run.accounts.decided_seconds() == {"generating": 2, "waiting": 0, "paused": 1 + 4, "dead": 0}
+    again = engine("a.1")
+    run.accounts.update({"a.1": again}, 100.0)
+    run.accounts.acknowledged(again, 0, 9)
+    assert run.accounts.seconds() == run.accounts.decided_seconds()
+
+
+def test_a_server_that_takes_the_account_of_an_unconnected_one_does_not_divide_its_update() -> None:
+    run = Updates()
+    run.one.begin_update(1)
+    run.spend(3)
+    run.one.connection = None
+    again = engine("a.1")
+    give_request(again)
+    again.begin_update(1)
+    run.accounts.update({"a.0": run.one, "a.1": again}, 100.0)
+    run.accounts.acknowledged(again, 0, 9)
+    assert run.accounts.seconds() == {"generating": 0, "waiting": 0, "paused": 3, "dead": 0}
 
 
 def test_the_next_server_of_an_engine_takes_its_account() -> None:
@@ -120,7 +201,7 @@ async def test_steps_status_and_restarted_coordinator_agree(new_world: Any, tmp_
     world.connect_all()
     await world.settle()
     status = status_of(world.run)
-    shown = {m.name: m.value for m in status.metrics if m.name.startswith("engine_seconds/")}
+    shown = {each.name: each.value for each in status.metrics if each.name.startswith("engine_seconds/")}
     assert shown.keys() == {f"engine_seconds/{activity}" for activity in ENGINE_ACTIVITIES}
     finish(TrackingWriter(tmp_path, tensorboard=False))
     steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

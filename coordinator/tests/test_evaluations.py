@@ -236,7 +236,7 @@ async def test_a_result_has_the_last_failure_in_time_also_after_a_restart(
             await world.start()
             world.connect_all()
         if reason:
-            world.run.outcomes.failed(world.run.trajectories.by_sample[sample], reason)
+            world.run.outcomes.failed(world.run.trajectories.by_sample[sample], reason, "runner")
     world.agents[0].hold = False
     await world.settle()
     (result,) = world.run.evaluations.results

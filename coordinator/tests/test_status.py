@@ -37,7 +37,9 @@ NAMES = {
     "rljob_run_state", "rljob_training_steps", "rljob_samples_trained_total",
     "rljob_policy_version", "rljob_lineage", "rljob_trainer_incarnation", "rljob_engines",
     "rljob_generated_tokens_total", "rljob_engine_crashes_total", "rljob_engine_seconds_total",
-    "rljob_samples_discarded_total", "rljob_samples", "rljob_role_load",
+    "rljob_samples_discarded_total", "rljob_events_total", "rljob_trained_staleness",
+    "rljob_step_response_length_trained_over_scored", "rljob_step_response_length_trained_ks_p",
+    "rljob_samples", "rljob_role_load",
     "rljob_groups", "rljob_accuracy", "rljob_pass_at", "rljob_step_reward_mean", "rljob_step_staleness_mean",
     "rljob_step_staleness_max", "rljob_step_tokens_per_second", "rljob_step_trainer_loss",
 }  # fmt: skip
@@ -141,7 +143,7 @@ async def test_the_last_failure_is_the_last_in_time_also_after_a_restart(new_wor
     while len(world.run.trajectories.by_sample) < 4:
         await world.some(1)
     for sample in ("g1.0", "g0.0"):
-        world.run.outcomes.failed(world.run.trajectories.by_sample[sample], f"{sample} failed")
+        world.run.outcomes.failed(world.run.trajectories.by_sample[sample], f"{sample} failed", "runner")
     assert status_of(world.run).ended.last_failure == "g0.0 failed"
     await world.store.drain()
     world.kill_coordinator()

@@ -155,6 +155,8 @@ async def test_the_metrics_are_those_of_the_samples(new_world: Any, tmp_path: Pa
     assert line["response_length/max"] == max(row["response_tokens"] for row in samples)
     assert (line["prompt_length/mean"], line["response_length/truncated_fraction"]) == (3, 0)
     assert (line["staleness/mean"], line["staleness/max"]) == (statistics.fmean(ages), max(ages))
+    histogram = {name: value for name, value in line.items() if name.startswith("staleness/samples/")}
+    assert histogram == {f"staleness/samples/{age}": ages.count(age) for age in range(max(ages) + 1)}
     assert line["version/lowest"] == min(row["min_version"] for row in samples)
     assert line["trainer/loss"] == 0.0 and line["run/checkpoint"] == 2
     assert (line["dispatch/members_at_home"], line["dispatch/turns_at_home"]) == (1, 1), "there is one engine"

@@ -338,7 +338,10 @@ class Agent(Component):
             self.preparing = None
             self.digest = self.wrong_digest or self.world.broadcasts.pop(prepared.group)
             self.lineage, self.version = prepared.lineage, prepared.version
-            self.say(m.WeightAck(prepared.update, prepared.lineage, prepared.version, self.digest, *self.probe, 0.1))
+            seconds = (0.1, 0.0, 0.0)
+            self.say(
+                m.WeightAck(prepared.update, prepared.lineage, prepared.version, self.digest, *self.probe, *seconds)
+            )
             busy = True
         if self.queue and not self.hold and self.peer is not None:
             generate = self.queue.pop(0)

@@ -85,7 +85,7 @@ def simulate(scheduler: Scheduler, seed: int, slots: int, training: float = 1.0,
         else:
             running -= 1
             if payload.open and rng.random() < failures:
-                outcome.ended += scheduler.fail(payload, "injected failure")
+                outcome.ended += scheduler.fail(payload, "injected failure", "runner")
             elif payload.open:
                 outcome.ended += scheduler.score(payload, float(rng.random() < 0.5))
     outcome.ended += scheduler.finish()
@@ -237,12 +237,12 @@ def test_redundant_groups_replace_late_ones() -> None:
 def test_redundant_members_replace_failures() -> None:
     scheduler = make(n=1, g=2, members=1)
     group = scheduler.admit()
-    assert [e.end for e in scheduler.fail(group.samples[0], "broken")] == ["failed"]
+    assert [e.end for e in scheduler.fail(group.samples[0], "broken", "runner")] == ["failed"]
     assert not complete(scheduler, Group("", 0, "", 0, group.samples[1:]), 0, 0.0, 1.0)
     assert group.complete
     other = scheduler.admit()
     assert not complete(scheduler, other, 0, 0.0, 1.0) and not other.complete
-    assert [e.end for e in scheduler.fail(other.samples[2], "broken")] == ["failed"]
+    assert [e.end for e in scheduler.fail(other.samples[2], "broken", "runner")] == ["failed"]
     assert other.complete, "the last open member failed"
 
 
@@ -347,18 +347,18 @@ def test_a_filtered_group_is_replaced_at_once() -> None:
 @pytest.mark.parametrize(
     ("kind", "least", "most", "rewards", "reason"),
     [
-        (False, -math.inf, math.inf, [1.0, 1.0], ""),
-        (True, -math.inf, math.inf, [1.0, 1.0], "the group's rewards are all equal"),
-        (True, 0.25, 0.75, [1.0, 0.0], ""),
-        (True, 0.25, 0.75, [0.5, 0.0], ""),  # the bounds are inclusive
-        (True, 0.25, 0.75, [1.0, 0.5], ""),
-        (True, 0.25, 0.75, [0.4, 0.0], "the group's mean reward 0.2 is below groupFilter.minMean 0.25"),
-        (False, 0.25, 0.75, [1.0, 1.0], "the group's mean reward 1 is above groupFilter.maxMean 0.75"),
-        (False, -math.inf, 0.75, [-1.0, -3.0], ""),
+        (False, -math.inf, math.inf, [1.0, 1.0], None),
+        (True, -math.inf, math.inf, [1.0, 1.0], ("the group's rewards are all equal", "equal_rewards")),
+        (True, 0.25, 0.75, [1.0, 0.0], None),
+        (True, 0.25, 0.75, [0.5, 0.0], None),  # the bounds are inclusive
+        (True, 0.25, 0.75, [1.0, 0.5], None),
+        (True, 0.25, 0.75, [0.4, 0.0], ("the group's mean reward 0.2 is below groupFilter.minMean 0.25", "mean_below")),
+        (False, 0.25, 0.75, [1.0, 1.0], ("the group's mean reward 1 is above groupFilter.maxMean 0.75", "mean_above")),
+        (False, -math.inf, 0.75, [-1.0, -3.0], None),
     ],
 )
 def test_a_group_is_filtered_by_its_rewards(
-    kind: bool, least: float, most: float, rewards: list[float], reason: str
+    kind: bool, least: float, most: float, rewards: list[float], reason: tuple[str, str] | None
 ) -> None:
     assert GroupFilter(kind, least, most).rejection(rewards) == reason
 
@@ -401,7 +401,7 @@ def test_a_prompt_that_was_regenerated_twice_is_waited_for() -> None:
 def test_a_filtered_group_was_finished_and_resets_the_count_of_failures() -> None:
     scheduler = make(n=1, g=2, alpha=0, accept="nonconstant")
     for _ in range(3):
-        scheduler.fail(scheduler.admit().samples[0], "broken")
+        scheduler.fail(scheduler.admit().samples[0], "broken", "runner")
     assert scheduler.failures_in_a_row == 3
     complete(scheduler, scheduler.admit(), 0, 1.0, 1.0)
     assert (scheduler.failures_in_a_row, scheduler.rejections_in_a_row) == (0, 1)

@@ -224,7 +224,7 @@ class FakeEngine:
             if self.faults.weights == "refuse":
                 self._link.send(m.WeightFailed(update.update, "refused (injected fault)"))
             elif self.faults.weights == "wrong_digest":
-                self._link.send(m.WeightAck(update.update, update.lineage, update.version, "0" * 64, 0.0, 0.0, 0.0))
+                self._link.send(m.WeightAck(update.update, update.lineage, update.version, "0" * 64, *[0.0] * 5))
             return
         self._updates.append(update)
         if update.in_flight == "abort":
@@ -245,7 +245,7 @@ class FakeEngine:
         self.digest = digest_of_group(update.group)
         self._weights = weights_key(self.digest)
         log.info("applied version %d.", self.version)
-        self._link.send(m.WeightAck(update.update, update.lineage, update.version, self.digest, 0.0, 0.0, 0.0))
+        self._link.send(m.WeightAck(update.update, update.lineage, update.version, self.digest, *[0.0] * 5))
 
     def _restart(self) -> None:
         """Start as a new instance without weights, as after a restart of the engine server."""

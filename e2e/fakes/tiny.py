@@ -74,7 +74,7 @@ class TinyEngine(FakeEngine):
         self.digest = await asyncio.to_thread(self._receive, update)
         self.lineage, self.version = update.lineage, update.version
         self._weights = weights_key(self.digest)
-        self._link.send(m.WeightAck(update.update, update.lineage, update.version, self.digest, 0.0, 0.0, 0.0))
+        self._link.send(m.WeightAck(update.update, update.lineage, update.version, self.digest, *[0.0] * 5))
 
     def _receive(self, update: m.PrepareWeights) -> str:
         """Receive all weights from the trainer; return their digest."""

@@ -61,6 +61,18 @@ async def test_an_update_runs_its_steps_in_order_and_returns_the_ack(engine):
     assert ack.probe_mean == pytest.approx(0.25 / 3)
 
 
+async def test_the_ack_says_how_long_the_engine_paused_and_generates_again(engine, monkeypatch):
+    took = {"pause": 1.0, "receive": 2.0, "resume": 4.0, "score": 8.0}
+
+    async def carry_out(client, update, seconds):
+        return UpdateOutput("d1", [[-1.0, -2.0], [-3.0]], took)
+
+    monkeypatch.setattr(weight_update, "carry_out", carry_out)
+    ack = await WeightUpdater(engine).run(order())
+    assert ack.pause_seconds == 7
+    assert 8 <= ack.seconds_since_resume < 8.5
+
+
 async def test_a_group_is_joined_once(engine):
     updater = WeightUpdater(engine)
     for group in ("g", "g", "h"):

@@ -8,6 +8,7 @@ from typing import Any
 
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.engines import EngineRecord
+from rljob.coordinator.event_counts import Requeue
 from rljob.coordinator.run import Run
 from rljob.protocol import messages as m
 
@@ -45,6 +46,9 @@ class EngineMessages:
             case m.GenerationFailed():
                 self._generation_failed(engine, message)
             case m.WeightAck():
+                if engine.update == message.update:
+                    spent = self._run.progress.engines
+                    spent.acknowledged(engine, message.pause_seconds, message.seconds_since_resume)
                 self._run.weights.weight_ack(engine, message)
             case m.WeightFailed():
                 self._run.weights.weight_failed(engine, message)
@@ -107,17 +111,17 @@ class EngineMessages:
         run = self._run
         if run.engines.by_instance.get(engine.instance) is engine:
             del run.engines.by_instance[engine.instance]
-            self._reassign(engine)
+            self._reassign(engine, "engine_lost")
 
-    def _reassign(self, engine: EngineRecord) -> None:
+    def _reassign(self, engine: EngineRecord, reason: Requeue) -> None:
         self._run.weights.lose_engine(engine)
-        self._run.trajectories.lose_engine(engine)
+        self._run.trajectories.lose_engine(engine, reason)
         self._run.changed()
 
     def _heartbeat(self, engine: EngineRecord, message: m.EngineHeartbeat) -> None:
         if message.state == "starting" and engine.state != "starting":  # its server exited and another one is starting
             engine.serving = None
-            self._reassign(engine)
+            self._reassign(engine, "engine_restarted")
         engine.state, engine.restarts = message.state, message.restarts
         engine.running, engine.waiting = message.running, message.waiting
         self._run.changed()  # it may have been silent or not ready: it gets requests again
@@ -132,7 +136,7 @@ class EngineMessages:
         try:
             run.trajectories.completed(completion, connection)
         except ValueError as error:
-            run.outcomes.failed(run.trajectories.by_sample[request_id.sample], str(error))
+            run.outcomes.failed(run.trajectories.by_sample[request_id.sample], str(error), "protocol")
             run.ledger.then(lambda: connection.send(m.AckCompletions([request_id])))
 
     def _generation_failed(self, engine: EngineRecord, message: m.GenerationFailed) -> None:
@@ -145,4 +149,4 @@ class EngineMessages:
             if run.trajectories.returned(engine, message.request_id) <= MAX_RETURNS:
                 return
             reason = f"engines failed to generate it {MAX_RETURNS + 1} times; the last reason: {message.reason}"
-        run.outcomes.failed(run.trajectories.by_sample[message.request_id.sample], reason)
+        run.outcomes.failed(run.trajectories.by_sample[message.request_id.sample], reason, "generation")

@@ -7,6 +7,7 @@ then on its seconds add up to wall-clock time. It ends when its engine was remov
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from rljob.coordinator.engines import EngineRecord
 ENGINE_ACTIVITIES = ("generating", "waiting", "paused", "dead")
 """generating: it has requests. waiting: it could take requests, and has none. paused: it has no weights yet, or
 receives weights. dead: its server starts or is gone, or its agent is silent or not connected."""
+_UNDECIDED = "undecided"
+"""It has requests during a weight update. How long it paused is known once its agent acknowledges the update."""
 
 
 @dataclass(eq=False)
@@ -28,13 +31,25 @@ class EngineAccount:
     activity: str = "dead"
     user: str = ""  # name of the engine that has it, or had it last
     ended: bool = False
+    update: int | None = None  # the running weight update
+    undecided: list[tuple[float, float]] = field(default_factory=list)  # (begin, end), of the running update
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ENGINE_ACTIVITIES, 0.0))
 
     def advance(self, now: float, activity: str) -> None:
         """Add the time until ``now`` to the activity so far, and continue with ``activity``."""
-        if not self.ended:
+        if self.activity == _UNDECIDED:
+            self.undecided.append((self.since, now))
+        elif not self.ended:
             self.seconds[self.activity] += now - self.since
         self.since, self.activity = now, activity
+
+    def decide(self, begin: float = -math.inf, end: float = math.inf) -> None:
+        """Divide the undecided seconds: those between ``begin`` and ``end`` were paused, the others generating."""
+        for first, last in self.undecided:
+            paused = max(0.0, min(end, last) - max(begin, first))
+            self.seconds["paused"] += paused
+            self.seconds["generating"] += last - first - paused
+        self.undecided.clear()
 
 
 class EngineSeconds:
@@ -61,13 +76,37 @@ class EngineSeconds:
         for engine in gone:
             lost = self._held.pop(engine)
             lost.advance(at, "dead")
+            lost.decide()
             lost.ended = engine.state == "leaving"
         for engine in engines.values():
             account = self._held.get(engine)
             if account is None and engine.connection is not None:
                 account = self._take(engine, at)
-            if account is not None and (activity := activity_of(engine, now)) != account.activity:
-                account.advance(at, activity)
+            if account is not None:
+                self._follow(account, engine, at, now)
+
+    @staticmethod
+    def _follow(account: EngineAccount, engine: EngineRecord, at: float, now: float) -> None:
+        activity = activity_of(engine, now)
+        other = engine.update != account.update
+        if activity != account.activity or other:
+            account.advance(at, activity)
+        if other:  # an update that was acknowledged has nothing undecided
+            account.decide()
+            account.update = engine.update
+
+    def acknowledged(self, engine: EngineRecord, pause: float, since_resume: float) -> None:
+        """Divide the seconds of the engine's update into pause and generation, as its agent has just reported them.
+
+        Args:
+            engine: the registered engine.
+            pause: seconds from the beginning of the pause to the end of the resume.
+            since_resume: seconds since then.
+        """
+        account, at = self._held.get(engine), self._clock()
+        if account is not None:
+            account.advance(at, account.activity)
+            account.decide(at - since_resume - pause, at - since_resume)
 
     def _take(self, engine: EngineRecord, at: float) -> EngineAccount:
         """Return the account of an engine that has just registered. It may be that of a server that is not connected:
@@ -81,6 +120,9 @@ class EngineSeconds:
             self.accounts.append(account)
         elif account in holders:
             del self._held[holders[account]]
+        account.advance(at, account.activity)
+        account.decide()
+        account.update = None
         account.user = engine.name
         self._held[engine] = account
         return account
@@ -91,12 +133,24 @@ class EngineSeconds:
         return {} if account is None else self.seconds([account])
 
     def seconds(self, accounts: Iterable[EngineAccount] | None = None) -> dict[str, float]:
-        """Return activity → seconds of some accounts until now; by default of all."""
+        """Return activity → seconds of some accounts until now; by default of all. Until an update is acknowledged, its
+        seconds with requests are paused."""
+        accounts = self.accounts if accounts is None else list(accounts)
+        at, sums = self._clock(), self.decided_seconds(accounts)
+        for account in accounts:
+            sums["paused"] += sum(end - begin for begin, end in account.undecided)
+            if account.activity == _UNDECIDED:
+                sums["paused"] += at - account.since
+        return sums
+
+    def decided_seconds(self, accounts: Iterable[EngineAccount] | None = None) -> dict[str, float]:
+        """Return the same without the seconds with requests of updates that are not acknowledged: these numbers never
+        decrease."""
         at, sums = self._clock(), dict.fromkeys(ENGINE_ACTIVITIES, 0.0)
         for account in self.accounts if accounts is None else accounts:
             for activity, spent in account.seconds.items():
                 sums[activity] += spent
-            if not account.ended:
+            if not account.ended and account.activity != _UNDECIDED:
                 sums[account.activity] += at - account.since
         return sums
 
@@ -109,6 +163,8 @@ def activity_of(engine: EngineRecord, now: float) -> str:
     """Return what a registered engine does; ``now``: time of the event loop."""
     if engine.connection is None or engine.state == "starting" or engine.silent_seconds(now):
         return "dead"
+    if engine.update is not None and engine.requests:  # with its acknowledgement it has resumed
+        return _UNDECIDED if engine.ack is None else "generating"
     if engine.update is not None or engine.serving is None:
         return "paused"
     return "generating" if engine.requests else "waiting"

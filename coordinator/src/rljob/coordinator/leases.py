@@ -7,6 +7,7 @@ import heapq
 from collections.abc import Callable, Mapping
 
 from rljob.coordinator.connection import Connection
+from rljob.coordinator.event_counts import EventCounts, Requeue
 from rljob.coordinator.trajectory import Trajectory
 from rljob.ledger.states import Kind
 from rljob.ledger.writer import LedgerWriter
@@ -44,10 +45,12 @@ class Leases:
     Args:
         ledger: a lease is sent once all that precedes it is durable.
         before_lease: called with a trajectory just before it gets a lease.
+        events: counts of the run.
     """
 
-    def __init__(self, ledger: LedgerWriter, before_lease: Callable[[Trajectory], None]) -> None:
+    def __init__(self, ledger: LedgerWriter, before_lease: Callable[[Trajectory], None], events: EventCounts) -> None:
         self._ledger = ledger
+        self._events = events
         self._before_lease = before_lease
         self._runners: dict[Connection, RunnerLeases] = {}
         self._unleased: dict[str, Trajectory] = {}
@@ -82,8 +85,9 @@ class Leases:
             self._runners[trajectory.runner].remove(trajectory)
         self._unleased.pop(trajectory.sample.id, None)
 
-    def release(self, trajectory: Trajectory) -> None:
+    def release(self, trajectory: Trajectory, reason: Requeue) -> None:
         """Cancel the lease of a trajectory, and let it wait for another one."""
+        self._events.requeued(reason)
         if trajectory.runner is not None:
             trajectory.runner.send(m.Cancel([trajectory.sample.id]))
             self._runners[trajectory.runner].remove(trajectory)
@@ -135,6 +139,7 @@ class Leases:
     def _remove_runner(self, connection: Connection) -> None:
         leases = self._runners.pop(connection, None)
         for trajectory in leases.trajectories() if leases is not None else []:
+            self._events.requeued("runner_lost")
             trajectory.runner = None
             self.wait(trajectory)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from rljob.api.job_status import State
@@ -27,6 +27,10 @@ REFUSED = Counter(
 API_REQUESTS = Counter(
     "rljob_api_requests", "Requests to the Kubernetes API; code error: no answer", ["verb", "code"], registry=REGISTRY
 )
+
+
+STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+"""Upper bounds of the buckets of staleness."""
 
 
 def gauge_name(metric: str) -> str:
@@ -82,7 +86,7 @@ class RunCollector:
             "rljob_engine_seconds", "Seconds of engines by activity since start", labels=["engine", "activity"]
         )
         for account in run.progress.engines.accounts:
-            for activity, seconds in run.progress.engines.seconds([account]).items():
+            for activity, seconds in run.progress.engines.decided_seconds([account]).items():
                 spent.add_metric([account.name, activity], seconds)
         yield spent
         yield CounterMetricFamily("rljob_samples_trained", "Samples that were trained", value=run.ends["trained"])
@@ -90,6 +94,13 @@ class RunCollector:
         for end in REJECTED:
             ended.add_metric([end], run.ends[end])
         yield ended
+        events = CounterMetricFamily(
+            "rljob_events", "Rejections, evictions, aborts and requeues since start", labels=["event", "reason"]
+        )
+        for (event, reason), count in run.progress.events.counts().items():
+            events.add_metric([event, reason], count)
+        yield events
+        yield self._staleness()
         samples = GaugeMetricFamily("rljob_samples", "Samples by state", labels=["state"])
         groups = GaugeMetricFamily("rljob_groups", "Groups by state", labels=["state"])
         for name, value in run.counts().items():
@@ -109,3 +120,11 @@ class RunCollector:
             for rate in result.pass_at:
                 rates.add_metric([task, str(rate.k)], rate.value)
         yield from (accuracy, rates)
+
+    def _staleness(self) -> Metric:
+        counts = self._run.progress.staleness
+        buckets = [(str(float(bound)), sum(n for age, n in counts.items() if age <= bound)) for bound in STALENESS]
+        total = counts.total()
+        family = HistogramMetricFamily("rljob_trained_staleness", "Staleness of trained samples")
+        family.add_metric([], [*buckets, ("+Inf", total)], sum(age * n for age, n in counts.items()))
+        return family

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 from rljob.coordinator.engine_seconds import EngineSeconds
-from rljob.ledger.step_metrics import Metrics, history_point
+from rljob.coordinator.event_counts import EVENTS, EventCounts
+from rljob.ledger.step_metrics import Metrics, history_point, staleness_counts
 from rljob.protocol.run_status import HistoryPoint
 
-STATUS_METRICS = ("reward/mean", "staleness/mean", "staleness/max")
+STATUS_METRICS = (
+    "reward/mean", "staleness/mean", "staleness/max", "response_length/trained_over_scored",
+    "response_length/trained_ks_p",
+)  # fmt: skip
 """Metrics in the status besides those of the trainer; metrics.jsonl has all metrics."""
 ACTIVITIES = ("generating", "training", "updating_weights", "trainer_waiting")
 ENGINE_SECONDS = "engine_seconds/"
@@ -49,7 +54,9 @@ class RunHistory:
         self._clock = clock
         self.watches = Stopwatches(clock)
         self.engines = EngineSeconds(self._until)
-        self.engines_before: dict[str, float] = {}  # of the steps of earlier coordinator processes
+        self.events = EventCounts()
+        self.staleness: Counter[int] = Counter()  # of trained samples, since the start of the run
+        self.before: dict[str, float] = {}  # seconds of engines and events in the steps of earlier processes
         self.points: list[HistoryPoint] = []
         self.last_step: Metrics = {}
         self.seconds_before = 0.0  # of earlier coordinator processes
@@ -69,11 +76,13 @@ class RunHistory:
 
     def engine_seconds(self) -> Metrics:
         """Return engine_seconds/ACTIVITY → seconds of all engines since the start of the run."""
-        before = self.engines_before
-        return {name: before.get(name, 0.0) + spent for name, spent in self._engine_metrics().items()}
+        before = self.before
+        return {name: before.get(name, 0.0) + spent for name, spent in _engine_metrics(self.engines.seconds()).items()}
 
-    def _engine_metrics(self) -> Metrics:
-        return {f"{ENGINE_SECONDS}{activity}": spent for activity, spent in self.engines.seconds().items()}
+    def event_counts(self) -> dict[str, int]:
+        """Return EVENT/REASON → count since the start of the run, of the reasons that occurred."""
+        sums = {name: round(count + self.before.get(name, 0.0)) for name, count in self.events.metrics().items()}
+        return {name.removeprefix(EVENTS): count for name, count in sums.items() if count}
 
     def end(self) -> None:
         """Stop the clock at the end of the run. The process continues to serve requests."""
@@ -99,7 +108,8 @@ class RunHistory:
         return tokens / max(1e-9, last[-1].seconds - begins[0])
 
     def time_step(self, step: int, generated_tokens: int, updating: float) -> Metrics:
-        """Return the timing metrics of a step that was just applied: seconds, tokens per second, seconds of activities.
+        """Return the timing metrics of a step that was just applied: seconds, tokens per second, seconds of activities, and
+        the counts of events.
 
         Args:
             step: the applied step.
@@ -112,7 +122,8 @@ class RunHistory:
         if self._first_step is None:
             self._first_step = (step + 1, at)
         watched = self.watches.seconds() | {"seconds_weight_updates": updating}
-        spent = self._engine_metrics()
+        spent = _engine_metrics(self.engines.decided_seconds())  # each second is in one step
+        spent |= self.events.metrics()
         marked, self._seconds_marked = self._seconds_marked, watched | spent
         return {
             **{name: spent[name] - marked.get(name, 0.0) for name in spent},
@@ -124,6 +135,7 @@ class RunHistory:
     def add(self, step: int, metrics: Metrics) -> None:
         """Add an applied step with its metrics (see :mod:`rljob.ledger.step_metrics`)."""
         self.points.append(history_point(step, metrics))
+        self.staleness.update(staleness_counts(metrics))
         self.last_step = metrics
 
     def summary(self) -> Metrics:
@@ -133,3 +145,7 @@ class RunHistory:
             return {}
         selected = {n: x for n, x in self.last_step.items() if n in STATUS_METRICS or n.startswith("trainer/")}
         return selected | {"tokens_per_second": self.tokens_per_second(SMOOTHED_STEPS)}
+
+
+def _engine_metrics(seconds: Mapping[str, float]) -> Metrics:
+    return {f"{ENGINE_SECONDS}{activity}": spent for activity, spent in seconds.items()}

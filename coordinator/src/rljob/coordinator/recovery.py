@@ -8,10 +8,12 @@ from dataclasses import asdict
 from typing import cast
 
 from rljob.api.job_status import MOST_WARNINGS
+from rljob.coordinator.event_counts import EVENTS
 from rljob.coordinator.progress import ENGINE_SECONDS
 from rljob.coordinator.run import Run
 from rljob.coordinator.trajectory import Trajectory
 from rljob.ledger import queries
+from rljob.ledger.answer_lengths import scored_lengths
 from rljob.ledger.queries import GroupRecord, SampleRecord
 from rljob.ledger.sample_numbers import sample_number
 from rljob.ledger.states import OPEN
@@ -96,8 +98,9 @@ def _recover_progress(run: Run) -> None:
     before: Counter[str] = Counter()
     for step, metrics in recorded_steps(run.ledger.query):
         run.progress.add(step, metrics)
-        before.update({name: value for name, value in metrics.items() if name.startswith(ENGINE_SECONDS)})
-    run.progress.engines_before = dict(before)
+        before.update({name: value for name, value in metrics.items() if name.startswith((ENGINE_SECONDS, EVENTS))})
+    run.progress.before = dict(before)
+    run.lengths.restore(scored_lengths(run.ledger.query))
     if run.progress.points:
         run.progress.seconds_before = run.progress.points[-1].seconds
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from rljob.api.job_status import MOST_WARNINGS
 from rljob.api.models import RLJobSpec
+from rljob.coordinator.answer_lengths import AnswerLengths
 from rljob.coordinator.draining import Draining
 from rljob.coordinator.engines import EngineRecord, Engines
 from rljob.coordinator.evaluations import Evaluations
@@ -29,6 +30,7 @@ from rljob.coordinator.trainer_control import TrainerController
 from rljob.coordinator.trajectories import Trajectories
 from rljob.coordinator.trajectory import Trajectory
 from rljob.coordinator.weight_publisher import TrainerSession, WeightPublisher
+from rljob.ledger.answer_lengths import lengths_of_batch
 from rljob.ledger.queries import MixtureRecord, batch
 from rljob.ledger.states import Kind, State
 from rljob.ledger.step_metrics import step_metrics
@@ -59,14 +61,15 @@ class Run:
         self.ledger = ledger
         self.engines = Engines()
         self.scheduler = Scheduler(scheduler_settings(spec), Mixture({task.name: task.weight for task in spec.tasks}))
-        self.trajectories = Trajectories(spec, ledger, self.engines, self.changed)
+        self.progress = RunHistory(clock)
+        self.lengths = AnswerLengths()
+        self.trajectories = Trajectories(spec, ledger, self.engines, self.progress.events, self.changed)
         session = TrainerSession()
         self.weights = WeightPublisher(spec, ledger, self.engines, session, self)
         self.trainer = TrainerController(spec, ledger, session, self.weights, self)
         self.evaluations = Evaluations(spec, ledger, self.trajectories.add)
         self.draining = Draining(self.engines, self.trajectories, self.changed)
         self.outcomes = SampleOutcomes(self)
-        self.progress = RunHistory(clock)
         self.loads = RoleLoads(self)
         self.held_out: Mapping[str, int] | None = None  # task → rows; from runners
         self.ends: Counter[str] = Counter()  # end → training samples, since the start of the run
@@ -306,7 +309,9 @@ class Run:
         self.end_samples(self.scheduler.trained(step))
         shares = self.scheduler.mixture.shares.items()
         self.ledger.record_mixture(self.version, {task: MixtureRecord(**asdict(share)) for task, share in shares})
-        measured |= self._process_metrics()
+        for tokens in lengths_of_batch(self.ledger.query, step):
+            self.lengths.train(tokens)
+        measured |= self._process_metrics() | self.lengths.metrics()
         self.ledger.record_step_metrics(step, measured)
         self.progress.add(step, measured)
 
@@ -383,6 +388,7 @@ class Run:
 
     def end_samples(self, ended: list[Ended]) -> None:
         """Record samples that the scheduler ended, and stop the work on them."""
+        self.progress.events.ended(ended)
         for (end, reason), entries in groupby(ended, key=lambda entry: (entry.end, entry.reason)):
             samples = [entry.sample.id for entry in entries]
             self.ledger.end_samples(samples, State(end), reason)

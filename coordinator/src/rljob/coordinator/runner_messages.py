@@ -54,7 +54,7 @@ class RunnerMessages:
         try:
             trajectories.request_generation(message, connection)
         except ValueError as error:
-            self._run.outcomes.failed(trajectories.by_sample[message.sample], str(error))
+            self._run.outcomes.failed(trajectories.by_sample[message.sample], str(error), "protocol")
 
     def _scored(self, connection: Connection, message: m.TrajectoryScored) -> None:
         run = self._run
@@ -64,7 +64,7 @@ class RunnerMessages:
                 trajectory.check_turns(message.turns)
                 turn_rewards = credit_turns(message.turns, message.reward, message.turn_rewards)
             except ValueError as error:
-                run.outcomes.failed(trajectory, str(error))
+                run.outcomes.failed(trajectory, str(error), "protocol")
             else:
                 run.outcomes.scored(trajectory, turn_rewards, message)
         run.ledger.then(lambda: connection.send(m.AckTrajectories([message.sample])))
@@ -73,5 +73,5 @@ class RunnerMessages:
         run = self._run
         trajectory = run.trajectories.current(message, connection)
         if trajectory is not None:
-            run.outcomes.failed(trajectory, message.reason)
+            run.outcomes.failed(trajectory, message.reason, "runner")
         run.ledger.then(lambda: connection.send(m.AckTrajectories([message.sample])))

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from rljob.api.text_escape import escape_line, short_line
 from rljob.coordinator.trajectory import Trajectory
+from rljob.ledger.payload_record import INT32
 from rljob.ledger.states import Kind, State
 from rljob.protocol import messages as m
+from rljob.scheduling.groups import Cause
 
 if TYPE_CHECKING:
     from rljob.coordinator.run import Run
@@ -32,6 +34,8 @@ class SampleOutcomes:
     def scored(self, trajectory: Trajectory, turn_rewards: list[float], message: m.TrajectoryScored) -> None:
         """Record the reward of a sample as its runner sent it, and the rewards of its turns."""
         run, sample, reward = self._run, trajectory.sample, message.reward
+        if trajectory.kind is Kind.TRAIN:
+            run.lengths.score(sum(len(turn.token_ids) // INT32 for turn in trajectory.turns.values()))
         run.trajectories.done(sample.id)
         run.ledger.record_score(sample.id, trajectory.kind, reward, turn_rewards, message.metrics, message.text)
         if trajectory.kind is Kind.EVALUATION:
@@ -41,7 +45,7 @@ class SampleOutcomes:
             self._check_no_progress()
         run.changed()
 
-    def failed(self, trajectory: Trajectory, reason: str) -> None:
+    def failed(self, trajectory: Trajectory, reason: str, cause: Cause) -> None:
         """End a sample that cannot be finished; its group is replaced."""
         run, sample = self._run, trajectory.sample
         log.warning("sample %s failed: %s", sample.id, escape_line(reason))
@@ -52,7 +56,7 @@ class SampleOutcomes:
             run.evaluations.take(sample, None, reason)
         else:
             run.last_failure = reason
-            run.end_samples(run.scheduler.fail(sample, reason))
+            run.end_samples(run.scheduler.fail(sample, reason, cause))
             self._check_no_progress(reason)
         run.changed()
 

@@ -64,6 +64,7 @@ def status_of(run: Run) -> RunStatus:
         evaluations=_evaluations(run),
         history=thinned(run.progress.points),
         components=_component_statuses(run),
+        events=run.progress.event_counts(),
     )
 
 

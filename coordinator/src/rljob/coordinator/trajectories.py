@@ -20,6 +20,7 @@ from typing import TypeAlias
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.engines import EngineRecord, Engines
+from rljob.coordinator.event_counts import Abort, EventCounts, Requeue
 from rljob.coordinator.leases import Leases
 from rljob.coordinator.trajectory import ANOTHER_CONTEXT, Trajectory, Turn
 from rljob.ledger.payload_record import INT32, PayloadRecord
@@ -39,14 +40,22 @@ FromLease: TypeAlias = m.GenerateRequest | m.TrajectoryScored | m.TrajectoryFail
 class Trajectories:
     """All open samples of one run."""
 
-    def __init__(self, spec: RLJobSpec, ledger: LedgerWriter, engines: Engines, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        ledger: LedgerWriter,
+        engines: Engines,
+        events: EventCounts,
+        on_change: Callable[[], None],
+    ) -> None:
         self._seed = spec.seed
         self._lengths = sorted({pool.max_model_length for pool in spec.policy_pools})
         self._ledger = ledger
         self._engines = engines
+        self._events = events
         self._changed = on_change
         self._agent_tasks = {task.name for task in spec.tasks if task.agent is not None}
-        self._leases = Leases(ledger, self._before_lease)
+        self._leases = Leases(ledger, self._before_lease, events)
         self._claims: dict[RequestKey, EngineRecord] = {}
         """After a restart: requests that run on an engine, but that no runner has repeated yet."""
         self.queue = RequestQueue()
@@ -88,13 +97,13 @@ class Trajectories:
 
     def _end(self, trajectory: Trajectory) -> None:
         self._leases.remove(trajectory)
-        self._withdraw(trajectory)
+        self._withdraw(trajectory, "ended")
         trajectory.kept(None)
 
     def start_over(self, trajectory: Trajectory) -> None:
         """Discard the generated tokens of a sample and generate it again with current weights (after a new lineage)."""
         self._discard(trajectory)
-        self._leases.release(trajectory)
+        self._leases.release(trajectory, "new_lineage")
 
     def _before_lease(self, trajectory: Trajectory) -> None:
         """Discard what an agent program generated under an earlier lease."""
@@ -103,7 +112,7 @@ class Trajectories:
 
     def _discard(self, trajectory: Trajectory) -> None:
         """Discard the generated tokens of a sample and its open request."""
-        self._withdraw(trajectory)
+        self._withdraw(trajectory, "discarded")
         trajectory.discard(trajectory.attempts + sum(turn.completions for turn in trajectory.turns.values()) + 1)
         self._ledger.discard_generation(trajectory.sample.id, trajectory.attempts)
         for completion, agent in trajectory.early.values():
@@ -118,7 +127,7 @@ class Trajectories:
             return None
         if trajectory.attempts == message.attempt:
             return trajectory
-        self._leases.release(trajectory)
+        self._leases.release(trajectory, "repeated_lease")
         return None
 
     # --- runners ---
@@ -247,7 +256,8 @@ class Trajectories:
             # Requested from a coordinator that was killed, by a run of the loop that made other calls.
             raise ValueError(ANOTHER_CONTEXT.format(request_id.turn))
         engine = self._engines.of_connection(agent)
-        self._withdraw(trajectory, abort=trajectory.engine is not engine)  # another engine may hold it by now
+        updating = engine is not None and engine.update is not None
+        self._withdraw(trajectory, "elsewhere", abort=trajectory.engine is not engine)
         self._record(trajectory, turn, completion, engine, agent.instance)
         if completion.finish != "abort" or turn.remaining_tokens == 0:
             turn.end(completion.finish if completion.finish != "abort" else "length")
@@ -255,6 +265,7 @@ class Trajectories:
             generated = turn.result(request_id.sample, request_id.turn)
             self._ledger.then(lambda: trajectory.runner.send(generated) if trajectory.runner else None)
         else:
+            self._events.requeued("update" if updating else "interrupted")
             self._enqueue(trajectory, request_id.turn)
         self._ledger.then(lambda: agent.send(m.AckCompletions([request_id])))
         self._changed()
@@ -287,20 +298,20 @@ class Trajectories:
         highest = max(versions, default=None)
         self._ledger.record_completion(record, name, trajectory.tokens, trajectory.recorded_version, highest)
 
-    def _withdraw(self, trajectory: Trajectory, abort: bool = True) -> None:
-        """Remove the trajectory's request from the queue or from its engine."""
+    def _withdraw(self, trajectory: Trajectory, reason: Abort, abort: bool = True) -> None:
+        """Remove the trajectory's request from the queue or from its engine, which aborts it unless it has ended it."""
         request, engine = trajectory.request, trajectory.engine
         trajectory.request = None
         for key in [key for key in self._claims if key[0] == trajectory.sample.id]:
-            self._abort(self._claims.pop(key), key)
+            self._abort(self._claims.pop(key), key, reason)
         if request is None:
             return
         if engine is None:
             self.queue.cancel(request)
             return
         engine.remove(request.key)
-        if abort and engine.connection is not None:
-            engine.connection.send(m.Abort([m.RequestId(*request.key)], discard=True))
+        if abort:
+            self._abort(engine, request.key, reason)
 
     # --- engines ---
 
@@ -310,26 +321,27 @@ class Trajectories:
         held = dict.fromkeys((request_id.sample, request_id.turn, request_id.attempt) for request_id in running)
         self._forget_claims(engine)
         for key in [key for key in engine.requests if key not in held]:
-            self._requeue(engine, key)
+            self._requeue(engine, key, "not_held")
         for key in held:
             trajectory = self.by_sample.get(key[0])
             if trajectory is None or (trajectory.request is not None and trajectory.request.key != key):
-                self._abort(engine, key)
+                self._abort(engine, key, "not_wanted")
             elif trajectory.request is None:
                 if trajectory.wants(key[1]) and key[2] >= trajectory.attempts:
                     self._claims[key] = engine
                 else:
-                    self._abort(engine, key)
+                    self._abort(engine, key, "not_wanted")
             elif trajectory.request.engine is None:
                 self.queue.cancel(trajectory.request)
                 trajectory.request = replace(trajectory.request)  # the cancelled object stays in the queue
                 engine.add(trajectory.request)
             elif trajectory.engine is not engine:
-                self._abort(engine, key)
+                self._abort(engine, key, "not_wanted")
         self._changed()
 
-    def _abort(self, engine: EngineRecord, key: RequestKey) -> None:
+    def _abort(self, engine: EngineRecord, key: RequestKey, reason: Abort) -> None:
         if engine.connection is not None:
+            self._events.aborted(reason)
             engine.connection.send(m.Abort([m.RequestId(*key)], discard=True))
 
     def busy(self, engine: EngineRecord) -> bool:
@@ -340,12 +352,13 @@ class Trajectories:
         """Abort all requests of a connected engine without discarding tokens: each returns as an aborted completion, is
         recorded, and continues from there."""
         assert engine.connection is not None
+        self._events.aborted("drained", len(engine.requests))
         engine.connection.send(m.Abort([m.RequestId(*key) for key in engine.requests], discard=False))
 
-    def lose_engine(self, engine: EngineRecord) -> None:
+    def lose_engine(self, engine: EngineRecord, reason: Requeue) -> None:
         """Requeue the requests of a lost engine. None of their tokens was recorded, so the attempt stays the same."""
         for key in list(engine.requests):
-            self._requeue(engine, key)
+            self._requeue(engine, key, reason)
         self._forget_claims(engine)
 
     def _forget_claims(self, engine: EngineRecord) -> None:
@@ -363,13 +376,15 @@ class Trajectories:
             return 0
         trajectory.sample.min_version = trajectory.recorded_version
         trajectory.returns += 1
+        self._events.requeued("engine_failed")
         pause = FIRST_PAUSE_SECONDS * 2**trajectory.returns
         asyncio.get_running_loop().call_later(pause, self._put_back, request)
         return trajectory.returns
 
-    def _requeue(self, engine: EngineRecord, key: RequestKey) -> None:
+    def _requeue(self, engine: EngineRecord, key: RequestKey, reason: Requeue) -> None:
         request = engine.remove(key)
         if request is not None:
+            self._events.requeued(reason)
             self._put_back(request)
 
     def _put_back(self, request: Request) -> None:

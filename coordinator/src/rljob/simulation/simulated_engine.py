@@ -269,7 +269,8 @@ class SimulatedEngine:
         digest = weight_digest(message.version)
         self._weights = (message.lineage, message.version, digest)
         seconds = self._loop.time() - start
-        self._link.send(m.WeightAck(message.update, message.lineage, message.version, digest, 0.0, 0.0, seconds))
+        ack = m.WeightAck(message.update, message.lineage, message.version, digest, 0.0, 0.0, seconds, seconds, 0.0)
+        self._link.send(ack)
         self._recorder.updated(self.name, message.version, start, self._loop.time())
         self._fill()
         self._schedule()

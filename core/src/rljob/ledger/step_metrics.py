@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ Line = dict[str, Any]
 """kind (step | evaluation), step (0-based batch) or version, time (Unix), and the metrics by name."""
 Metrics = dict[str, float]
 
+STALENESS_SAMPLES = "staleness/samples/"
+"""Prefix of the number of samples with a staleness."""
 _decoder = msgspec.json.Decoder(Metrics)
 
 
@@ -48,6 +51,15 @@ def history_point(step: int, metrics: Mapping[str, float]) -> HistoryPoint:
         tokens_per_second=metrics["tokens_per_second"],
         seconds=metrics["seconds"],
     )
+
+
+def staleness_counts(metrics: Mapping[str, float]) -> dict[int, int]:
+    """Return staleness → samples of a step."""
+    return {
+        int(name.removeprefix(STALENESS_SAMPLES)): int(count)
+        for name, count in metrics.items()
+        if name.startswith(STALENESS_SAMPLES)
+    }
 
 
 def recorded_steps(query: Query) -> Iterator[tuple[int, Metrics]]:
@@ -126,7 +138,8 @@ def _batch(query: Query, step: int) -> Metrics:
         "staleness": [step - row["min_version"] for row in rows],
     }.items():
         metrics |= {f"{name}/mean": statistics.fmean(values), f"{name}/max": float(max(values))}
-    return metrics
+    staleness = Counter(step - row["min_version"] for row in rows)
+    return metrics | {f"{STALENESS_SAMPLES}{age}": float(staleness[age]) for age in range(max(staleness) + 1)}
 
 
 def _mean_and_std(name: str, values: Sequence[float]) -> Metrics:

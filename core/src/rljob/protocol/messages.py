@@ -107,6 +107,8 @@ class WeightAck(Message):
     probe_error: float
     probe_mean: float
     seconds: float
+    pause_seconds: float  # from the beginning of the pause to the end of the resume
+    seconds_since_resume: float  # the engine generates again during them, while the probe is scored
 
 
 class WeightFailed(Message):

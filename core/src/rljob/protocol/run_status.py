@@ -81,6 +81,8 @@ class RunStatus(RunState):
     warnings: list[str] = field(default_factory=list)
     history: list[HistoryPoint] = field(default_factory=list)
     components: list[ComponentStatus] = field(default_factory=list)
+    events: dict[str, int] = field(default_factory=dict)
+    """EVENT/REASON → count since the start of the run; see rljob.coordinator.event_counts."""
 
 
 _adapter = TypeAdapter(RunStatus)
@@ -97,8 +99,9 @@ def status_data(status: RunStatus) -> dict[str, Any]:
     return data
 
 
-NOT_IN_CLUSTER = ("history", "components")
-"""Fields that are not in status.run: they grow with the run, or repeat what the operator reads from the pods."""
+NOT_IN_CLUSTER = ("history", "components", "events")
+"""Fields that are not in status.run: they grow with the run, repeat what the operator reads from the pods, or are for
+the search of a cause."""
 LONGEST_TEXT = 4096
 
 

@@ -5,6 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from rljob.scheduling.groups import Cause
+
+
+class Rejection(NamedTuple):
+    """Why a group is not trained: a sentence, and its kind for counters."""
+
+    reason: str
+    cause: Cause
 
 
 @dataclass(frozen=True)
@@ -19,13 +29,15 @@ class GroupFilter:
     min_mean: float = -math.inf
     max_mean: float = math.inf
 
-    def rejection(self, rewards: Sequence[float]) -> str:
-        """Return why a group with these rewards is not trained; empty: it is trained."""
+    def rejection(self, rewards: Sequence[float]) -> Rejection | None:
+        """Return why a group with these rewards is not trained; None: it is trained."""
         if self.nonconstant and min(rewards) == max(rewards):
-            return "the group's rewards are all equal"
+            return Rejection("the group's rewards are all equal", "equal_rewards")
         mean = math.fsum(rewards) / len(rewards)
         if mean < self.min_mean:
-            return f"the group's mean reward {mean:g} is below groupFilter.minMean {self.min_mean:g}"
+            reason = f"the group's mean reward {mean:g} is below groupFilter.minMean {self.min_mean:g}"
+            return Rejection(reason, "mean_below")
         if mean > self.max_mean:
-            return f"the group's mean reward {mean:g} is above groupFilter.maxMean {self.max_mean:g}"
-        return ""
+            reason = f"the group's mean reward {mean:g} is above groupFilter.maxMean {self.max_mean:g}"
+            return Rejection(reason, "mean_above")
+        return None

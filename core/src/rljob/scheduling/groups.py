@@ -12,6 +12,19 @@ End = Literal["trained", "filtered", "surplus", "expired", "failed", "evaluated"
 
 REJECTED: tuple[End, ...] = ("filtered", "surplus", "expired", "failed")
 """Ends of samples that were started and not trained."""
+Cause = Literal[
+    "", "equal_rewards", "mean_below", "mean_above", "enough_members", "not_needed", "run_ended", "too_old",
+    "not_complete", "generation", "runner", "protocol", "group_failed",
+]  # fmt: skip
+"""Why a sample ended, from a fixed set, for counters; empty for a trained one."""
+CAUSES: dict[End, tuple[Cause, ...]] = {
+    "filtered": ("equal_rewards", "mean_below", "mean_above"),
+    "surplus": ("enough_members", "not_needed", "run_ended"),
+    "expired": ("too_old", "not_complete"),
+    "failed": ("generation", "runner", "protocol", "group_failed"),
+}
+"""End → its causes. failed: no engine could generate it; its runner reported a failure, of its loop, reward or
+environment; its loop made other calls than before; another sample of its group failed."""
 
 
 @dataclass(eq=False)
@@ -74,6 +87,7 @@ class Ended:
     sample: Sample
     end: End
     reason: str
+    cause: Cause
 
 
 def make_group(group_id: str, seq: int, task: str, row: int, members: int, restarts: int = 0) -> Group:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rljob.scheduling.filters import GroupFilter
-from rljob.scheduling.groups import End, Ended, Group, Sample, make_group
+from rljob.scheduling.groups import Cause, End, Ended, Group, Sample, make_group
 from rljob.scheduling.mixture import Mixture
 from rljob.scheduling.seeds import derive
 
@@ -141,15 +141,16 @@ class Scheduler:
             self._sufficient += 1
         return self._close(group) if self._is_ended(group) else []
 
-    def fail(self, sample: Sample, reason: str) -> list[Ended]:
+    def fail(self, sample: Sample, reason: str, cause: Cause) -> list[Ended]:
         """End a sample as failed. Its group is rejected unless enough redundant members are left."""
         group = sample.group
-        ended = self._end([sample], "failed", reason)
+        ended = self._end([sample], "failed", reason, cause)
         if sum(s.end is None for s in group.samples) >= self.settings.samples_per_group:
             return ended + (self._close(group) if self._is_ended(group) else [])
         self.failures_in_a_row += 1
         self.mixture.ended(group.task, accepted=False)
-        return ended + self._reject(group, "failed", f"sample {sample.id} of the group failed: {reason}"[:500])
+        of_group = f"sample {sample.id} of the group failed: {reason}"[:500]
+        return ended + self._reject(group, "failed", of_group, "group_failed")
 
     def _is_sufficient(self, group: Group) -> bool:
         return len(group.scored) >= self.settings.samples_per_group
@@ -164,13 +165,13 @@ class Scheduler:
         self.failures_in_a_row = 0  # its samples could be finished, whether or not the filter accepts them
         kept = self._survivors(group)
         rest = [s for s in group.samples if s.end is None and s not in kept]
-        ended = self._end(rest, "surplus", "the group has enough members")
+        ended = self._end(rest, "surplus", "the group has enough members", "enough_members")
         rejection = self.settings.filters[group.task].rejection([s.reward for s in kept if s.reward is not None])
-        if rejection:
+        if rejection is not None:
             self.rejections_in_a_row += 1
-            self.last_rejection = rejection
+            self.last_rejection = rejection.reason
             self.mixture.ended(group.task, accepted=False)
-            return ended + self._reject(group, "filtered", rejection)
+            return ended + self._reject(group, "filtered", *rejection)
         self.rejections_in_a_row = 0
         self.mixture.ended(group.task, accepted=True)
         group.complete = True
@@ -186,18 +187,18 @@ class Scheduler:
         drawn = sorted(scored, key=lambda sample: derive(self.settings.seed, f"survivor/{sample.id}", 0, 0))[:size]
         return [sample for sample in scored if sample in drawn]
 
-    def _reject(self, group: Group, end: End, reason: str) -> list[Ended]:
+    def _reject(self, group: Group, end: End, reason: str, cause: Cause) -> list[Ended]:
         """End all samples of a group, so that another group may start."""
         del self.groups[group.id]
         self._started -= 1
         self._complete -= group.complete
         self._sufficient -= group.sufficient and not group.complete
-        return self._end([s for s in group.samples if s.end is None], end, reason)
+        return self._end([s for s in group.samples if s.end is None], end, reason, cause)
 
-    def _end(self, samples: list[Sample], end: End, reason: str) -> list[Ended]:
+    def _end(self, samples: list[Sample], end: End, reason: str, cause: Cause) -> list[Ended]:
         for sample in samples:
             sample.end = end
-        return [Ended(sample, end, reason) for sample in samples]
+        return [Ended(sample, end, reason, cause) for sample in samples]
 
     # --- batches ---
 
@@ -217,7 +218,7 @@ class Scheduler:
         replaced: list[Group] = []
         for group in [g for g in self.groups.values() if g.sufficient and self._urgency(g)[0] < step]:
             # Only if events arrive out of order: its version was unknown when its last batch was formed.
-            ended += self._reject(group, "expired", f"too old for batch {step}")
+            ended += self._reject(group, "expired", f"too old for batch {step}", "too_old")
             replaced.append(group)
         late = [g for g in self.groups.values() if not g.complete and self._urgency(g)[0] <= step]
         enough = [g for g in late if g.sufficient]
@@ -233,13 +234,14 @@ class Scheduler:
         chosen, rest = ready[: s.groups_per_batch], ready[s.groups_per_batch :]
         if s.regenerate:
             for group in late:
-                ended += self._reject(group, "expired", f"not complete when batch {step} was due")
+                ended += self._reject(group, "expired", f"not complete when batch {step} was due", "not_complete")
                 replaced.append(group)
         else:
             rest = late + rest
         for group in rest:
             if self._urgency(group)[0] <= step:
-                ended += self._reject(group, "surplus", f"not needed by batch {step}, the last it could join")
+                reason = f"not needed by batch {step}, the last it could join"
+                ended += self._reject(group, "surplus", reason, "not_needed")
                 replaced.append(group)
         chosen.sort(key=lambda g: g.seq)
         for group in chosen:
@@ -280,13 +282,13 @@ class Scheduler:
             Counter(group.task for group in waiting if group.complete),
             Counter(group.task for group in waiting if not group.complete),
         )
-        return self._end([s for g in groups for s in g.samples if s.end is None], "trained", "")
+        return self._end([s for g in groups for s in g.samples if s.end is None], "trained", "", "")
 
     def finish(self) -> list[Ended]:
         """End all groups that are in no batch as surplus: the run is over."""
         ended = []
         for group in list(self.groups.values()):
-            ended += self._reject(group, "surplus", "the run ended")
+            ended += self._reject(group, "surplus", "the run ended", "run_ended")
         return ended
 
     def _urgency(self, group: Group) -> tuple[float, int]:

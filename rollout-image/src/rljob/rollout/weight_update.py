@@ -17,7 +17,7 @@ from itertools import chain
 
 from rljob.protocol.messages import PrepareWeights, Probe, WeightAck
 from rljob.rollout.adapters.base import EngineClient, EngineError, engine_errors
-from rljob.rollout.adapters.update_steps import PAUSE, RECEIVE, StepError, UpdateOutput, carry_out
+from rljob.rollout.adapters.update_steps import PAUSE, RECEIVE, RESUME, SCORE, StepError, UpdateOutput, carry_out
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +61,20 @@ class WeightUpdater:
         except EngineError as error:
             await self._resume_unless_tainted()
             raise UpdateError(str(error)) from None
+        returned = time.monotonic()
         largest, mean = _differences(done.scores, update.probe)
-        seconds = time.monotonic() - start
+        ended = time.monotonic()
+        seconds = ended - start
         steps = ", ".join(f"{name} {took:.3f}" for name, took in done.seconds.items())
         log.info(
             "weights of version %d received in %.3f s (%s), probe error %.2g", update.version, seconds, steps, largest
         )
         self.seconds = done.seconds
-        return WeightAck(update.update, update.lineage, update.version, done.digest, largest, mean, seconds)
+        pause = sum(done.seconds.get(step, 0.0) for step in (PAUSE, RECEIVE, RESUME))
+        since_resume = done.seconds.get(SCORE, 0.0) + ended - returned
+        return WeightAck(
+            update.update, update.lineage, update.version, done.digest, largest, mean, seconds, pause, since_resume
+        )
 
     async def _join(self, update: PrepareWeights) -> None:
         """Join the group of ``update``, unless the engine is in it."""
