@@ -12,6 +12,7 @@ from world import job
 from rljob.coordinator.event_counts import EVENTS, REASONS, EventCounts
 from rljob.coordinator.status_report import status_of
 from rljob.coordinator.tracking import TrackingWriter, finish
+from rljob.protocol import messages as m
 from rljob.scheduling.groups import CAUSES, REJECTED, Ended, make_group
 
 
@@ -68,10 +69,36 @@ async def test_requests_of_a_lost_engine_and_samples_of_a_lost_runner_are_requeu
     assert events(world) == {"requeued/engine_lost": held, "requeued/runner_lost": leased}
 
 
+async def test_a_request_that_a_weight_update_or_a_drain_interrupts_is_requeued(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(steps=3), tmp_path)
+    await world.start()
+    world.connect_all()
+    [agent] = world.agents
+    agent.hold = True
+    await world.some(20)
+    [engine] = world.run.engines.by_instance.values()
+
+    def interrupt() -> None:
+        key = next(iter(engine.requests))
+        turn = world.run.trajectories.by_sample[key[0]].turns[key[1]]
+        context = m.context_digest(turn.request.prompt + turn.token_ids)
+        completion = m.Completion(m.RequestId(*key), b"", b"", [], "abort", 0.0, context)
+        world.run.trajectories.completed(completion, engine.connection)
+
+    held = len(engine.requests)
+    assert held >= 2
+    world.run.trajectories.interrupt(engine)
+    interrupt()
+    assert events(world) == {"aborted/drained": held, "requeued/interrupted": 1}
+    engine.begin_update(99)
+    interrupt()
+    assert events(world) == {"aborted/drained": held, "requeued/interrupted": 1, "requeued/update": 1}
+
+
 async def test_the_steps_and_the_status_of_a_restarted_coordinator_have_every_event_once(
     new_world: Any, tmp_path: Path
 ) -> None:
-    world = new_world(job(steps=6, redundancy={"members": 1}), tmp_path, engines=2)
+    world = new_world(job(steps=6, scheduling={"redundancy": {"members": 1}}), tmp_path, engines=2)
     await world.start()
     world.connect_all()
     while world.run.version < 3:

@@ -16,8 +16,8 @@ EXACT_BITS = 8
 
 
 class AnswerLengths:
-    """Lengths in tokens since the start of the run. Lengths from 256 on are rounded down to 8 binary digits, so that the
-    memory is bounded; the means are exact."""
+    """Lengths in tokens since the start of the run. Lengths from 256 on are rounded down to 8 binary digits, so that
+    the memory is bounded; the means are exact."""
 
     def __init__(self) -> None:
         self._scored: Counter[int] = Counter()
@@ -41,9 +41,9 @@ class AnswerLengths:
             self.train(tokens, trained)
 
     def metrics(self) -> Metrics:
-        """Return the mean length of trained answers over that of all scored ones, and the p-value of the hypothesis that
-        trained and other answers have the same lengths (Kolmogorov–Smirnov). Empty before the first batch; ratio 1 if no
-        answer has tokens."""
+        """Return the mean length of trained answers over that of all scored ones, and the p-value of the hypothesis
+        that trained and other answers have the same lengths (Kolmogorov–Smirnov). Empty before the first batch; ratio 1
+        if no answer has tokens."""
         trained, scored = self._trained.total(), self._scored.total()
         if not trained:
             return {}

@@ -108,8 +108,8 @@ class RunHistory:
         return tokens / max(1e-9, last[-1].seconds - begins[0])
 
     def time_step(self, step: int, generated_tokens: int, updating: float) -> Metrics:
-        """Return the timing metrics of a step that was just applied: seconds, tokens per second, seconds of activities, and
-        the counts of events.
+        """Return the timing metrics of a step that was just applied: seconds, tokens per second, seconds of activities;
+        and the counts of events.
 
         Args:
             step: the applied step.
