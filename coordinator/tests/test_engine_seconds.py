@@ -12,6 +12,8 @@ from world import job
 
 from rljob.coordinator.engine_seconds import ENGINE_ACTIVITIES, EngineSeconds
 from rljob.coordinator.engines import SILENT_HEARTBEATS, EngineRecord
+from rljob.coordinator.metrics import RunCollector
+from rljob.coordinator.progress import RunHistory
 from rljob.coordinator.status_report import status_of
 from rljob.coordinator.tracking import TrackingWriter, finish
 from rljob.protocol import messages as m
@@ -142,6 +144,45 @@ def test_a_server_that_takes_the_account_of_an_unconnected_one_does_not_divide_i
     run.accounts.update({"a.0": run.one, "a.1": again}, 100.0)
     run.accounts.acknowledged(again, 0, 9)
     assert run.accounts.seconds() == {"generating": 0, "waiting": 0, "paused": 3, "dead": 0}
+
+
+def test_the_seconds_of_an_update_are_in_the_step_in_which_it_is_acknowledged() -> None:
+    clock, one = Clock(), engine("a.0")
+    history = RunHistory(clock)
+    give_request(one)
+    one.begin_update(1)
+    history.engines.update({"a.0": one}, 100.0)
+    clock.now += 4
+    first = history.time_step(0, 0, 0.0)
+    clock.now += 2
+    history.engines.acknowledged(one, 1, 2)
+    second = history.time_step(1, 0, 0.0)
+    assert (first["engine_seconds/generating"], first["engine_seconds/paused"]) == (0, 0)
+    assert (second["engine_seconds/generating"], second["engine_seconds/paused"]) == (5, 1)
+
+
+async def test_the_counters_for_prometheus_never_decrease(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(steps=3), tmp_path)
+    await world.start()
+    world.connect_all()
+    world.agents[0].hold = True
+    await world.some(20)
+    [one] = world.run.engines.by_instance.values()
+    assert one.requests
+    one.begin_update(99)
+    await world.some(5)
+
+    def served() -> dict[str, float]:
+        world.run.progress.engines.update(world.run.engines.by_instance, world.run.now)
+        [family] = [each for each in RunCollector(world.run).collect() if each.name == "rljob_engine_seconds"]
+        return {sample.labels["activity"]: sample.value for sample in family.samples}
+
+    before = served()
+    await world.some(5)
+    assert served()["paused"] == before["paused"]
+    world.run.progress.engines.acknowledged(one, 0.0, 0.0)
+    after = served()
+    assert all(after[name] >= before[name] for name in before) and after["generating"] > before["generating"]
 
 
 def test_the_next_server_of_an_engine_takes_its_account() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from world import job
+import pytest
+from world import job, random_job
 
 from rljob.coordinator.event_counts import EVENTS, REASONS, EventCounts
 from rljob.coordinator.status_report import status_of
@@ -67,6 +70,85 @@ async def test_requests_of_a_lost_engine_and_samples_of_a_lost_runner_are_requeu
     leased = sum(t.runner is runner for t in world.run.trajectories.by_sample.values())
     world.run.trajectories.lose_runner(runner)
     assert events(world) == {"requeued/engine_lost": held, "requeued/runner_lost": leased}
+
+
+@pytest.fixture
+async def held(new_world: Any, tmp_path: Path) -> Any:
+    """A world whose engine holds its requests, and the engine."""
+    world = new_world(job(steps=3), tmp_path)
+    await world.start()
+    world.connect_all()
+    world.agents[0].hold = True
+    await world.some(20)
+    [engine] = world.run.engines.by_instance.values()
+    assert len(engine.requests) >= 2
+    return world, engine
+
+
+async def test_an_agent_that_connects_again_holds_other_requests(held: Any) -> None:
+    world, engine = held
+    requests = len(engine.requests)
+    world.run.trajectories.register_engine(engine, [m.RequestId("g99.0", 0, 0)])
+    assert events(world) == {"requeued/not_held": requests, "aborted/not_wanted": 1}
+
+
+async def test_a_server_that_starts_again_and_a_failed_request_are_requeued(held: Any) -> None:
+    world, engine = held
+    requests = list(engine.requests)
+    world.run.trajectories.returned(engine, m.RequestId(*requests[0]))
+    world.agents[0].say(m.EngineHeartbeat("starting", 0, 0, 1))
+    await world.some(2)
+    assert events(world) == {"requeued/engine_failed": 1, "requeued/engine_restarted": len(requests) - 1}
+
+
+async def test_a_new_lineage_discards_the_request_and_the_sample_gets_another_lease(held: Any) -> None:
+    world, engine = held
+    world.run.trajectories.start_over(world.run.trajectories.by_sample[next(iter(engine.requests))[0]])
+    assert events(world) == {"aborted/discarded": 1, "requeued/new_lineage": 1}
+
+
+async def test_an_answer_from_an_engine_that_lost_the_request_aborts_it_elsewhere(held: Any) -> None:
+    world, engine = held
+    key = next(iter(engine.requests))
+    turn = world.run.trajectories.by_sample[key[0]].turns[key[1]]
+    context = m.context_digest(turn.request.prompt + turn.token_ids)
+    agent = SimpleNamespace(send=lambda message: None, instance="another")
+    world.run.trajectories.completed(m.Completion(m.RequestId(*key), b"", b"", [], "stop", 0.0, context), agent)
+    assert events(world) == {"aborted/elsewhere": 1}
+
+
+async def test_what_engines_cannot_generate_is_no_failure_of_the_runner(held: Any) -> None:
+    world, engine = held
+    key = next(iter(engine.requests))
+    world.agents[0].say(m.GenerationFailed(m.RequestId(*key), "too long", True))
+    while not events(world):
+        await world.some(1)
+    assert events(world)["rejected/generation"] == 1
+    other = next(iter(engine.requests))
+    early = m.GenerateRequest(other[0], 7, b"", 4, 1.0, [])
+    trajectory = world.run.trajectories.by_sample[other[0]]
+    early.lease, early.attempt = trajectory.lease, trajectory.attempts
+    world.runner.say(early)
+    while "rejected/protocol" not in events(world):
+        await world.some(1)
+    assert events(world)["rejected/protocol"] == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_every_sample_that_is_not_trained_has_one_cause_of_its_end(
+    new_world: Any, tmp_path: Path, seed: int
+) -> None:
+    world = new_world(random_job(random.Random(seed)), tmp_path, engines=2)
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    counts = world.run.progress.events.counts()
+    of_ends = {end: sum(n for (_, reason), n in counts.items() if reason in CAUSES[end]) for end in REJECTED}
+    assert of_ends == {end: world.run.ends[end] for end in REJECTED}
+    for row in world.store.query("SELECT DISTINCT state, reason FROM samples WHERE state IN ('surplus', 'expired')"):
+        cause = {"the group has": "enough_members", "not needed by": "not_needed", "the run ended": "run_ended",
+                 "too old for b": "too_old", "not complete ": "not_complete"}[row["reason"][:13]]  # fmt: skip
+        assert counts["evicted", cause]  # type: ignore[index]
 
 
 async def test_a_request_that_a_weight_update_or_a_drain_interrupts_is_requeued(new_world: Any, tmp_path: Path) -> None:

@@ -82,4 +82,4 @@ def kolmogorov_p(distance: float, size: float) -> float:
     scaled = (root + 0.12 + 0.11 / root) * distance
     if scaled < 0.2:
         return 1.0
-    return min(1.0, 2 * sum((-1) ** (k - 1) * math.exp(-2 * k * k * scaled * scaled) for k in range(1, 101)))
+    return min(1.0, 2 * sum((-1.0) ** (k - 1) * math.exp(-2 * k * k * scaled * scaled) for k in range(1, 101)))
