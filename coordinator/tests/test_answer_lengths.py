@@ -75,7 +75,7 @@ def test_the_p_value_agrees_with_scipy(shift: int) -> None:
     trained = [rng.randrange(100) for _ in range(900)]
     rest = [rng.randrange(100) + shift for _ in range(700)]
     expected = ks_2samp(trained, rest, method="asymp").pvalue
-    assert math.isclose(lengths(trained, rest).metrics()[P], expected, rel_tol=0.15, abs_tol=0.03)
+    assert math.isclose(lengths(trained, rest).metrics()[P], expected, rel_tol=0.02)
 
 
 async def test_a_restarted_coordinator_continues_the_lengths(new_world: Any, tmp_path: Path) -> None:

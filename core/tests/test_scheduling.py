@@ -594,3 +594,17 @@ def test_trained_groups_follow_the_weights_whatever_the_filter_rejects(
         scheduler.score(group.samples[0], float(verdict))
         running = [group for group in running if group.id in scheduler.groups]
     assert abs(shares["hard"] - weight * 10 * n) <= n, "within one batch in ten"
+
+
+def test_a_group_whose_version_is_known_too_late_has_its_own_cause() -> None:
+    scheduler = make(steps=3, n=1, g=1, alpha=1)
+    late, *others = [scheduler.admit() for _ in range(scheduler.admissible())]
+    assert complete(scheduler, others[0], 0, 1.0) == []
+    scheduler.form_batch()
+    scheduler.trained(0)
+    scheduler.version = 2  # events arrived out of order
+    assert complete(scheduler, late, 0, 1.0) == []
+    another = scheduler.admit()
+    assert complete(scheduler, another, 2, 1.0) == []
+    ended = scheduler.form_batch().ended
+    assert [(e.sample.group.id, e.end, e.cause) for e in ended] == [(late.id, "expired", "too_old")]
