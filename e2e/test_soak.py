@@ -97,13 +97,15 @@ def test_steps_are_planned_until_the_next_restart() -> None:
 
 
 def test_torn_files_end_as_after_a_power_cut(tmp_path: Path) -> None:
-    (tmp_path / "payload").mkdir()
-    segments = [tmp_path / "payload" / name for name in ("000001", "000002")]
+    folders = [tmp_path / name for name in ("payload", "texts")]
+    for folder in folders:
+        folder.mkdir()
+    segments = [folder / name for folder in folders for name in ("000001", "000002")]
     for path in (tmp_path / "events.jsonl", tmp_path / "metrics.jsonl", *segments):
         path.write_bytes(b'{"event": "started"}\n')
     assert whole_run.damage(tmp_path, "all files", random.Random(1)) is None
     assert (tmp_path / "events.jsonl").read_bytes() == (tmp_path / "metrics.jsonl").read_bytes() == b'{"event": "sta'
-    assert [path.stat().st_size for path in segments] == [21, 56]
+    assert [path.stat().st_size for path in segments] == [21, 56, 21, 56]
     assert (tmp_path / "status.json").read_bytes() == b""
     assert (tmp_path / "ports.json").read_bytes() == b"{"
 

@@ -13,8 +13,8 @@ from rljob.coordinator.progress import ENGINE_SECONDS
 from rljob.coordinator.run import Run
 from rljob.coordinator.trajectory import Trajectory
 from rljob.ledger import queries
-from rljob.ledger.answer_lengths import scored_lengths
 from rljob.ledger.queries import GroupRecord, SampleRecord
+from rljob.ledger.recorded_lengths import scored_lengths
 from rljob.ledger.sample_numbers import sample_number
 from rljob.ledger.states import OPEN
 from rljob.ledger.step_metrics import recorded_steps

@@ -30,8 +30,8 @@ from rljob.coordinator.trainer_control import TrainerController
 from rljob.coordinator.trajectories import Trajectories
 from rljob.coordinator.trajectory import Trajectory
 from rljob.coordinator.weight_publisher import TrainerSession, WeightPublisher
-from rljob.ledger.answer_lengths import lengths_of_batch
 from rljob.ledger.queries import MixtureRecord, batch
+from rljob.ledger.recorded_lengths import lengths_of_batch
 from rljob.ledger.states import Kind, State
 from rljob.ledger.step_metrics import step_metrics
 from rljob.ledger.writer import LedgerWriter
