@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import sqlite3
@@ -70,7 +71,7 @@ class Measured:
     """One cell."""
 
     cpu_us_per_sample: float = 0.0
-    wal_per_sample: float = 0.0  # bytes
+    wal_per_sample: float = 0.0  # bytes; nan: the WAL began again
     text_per_sample: float = 0.0  # bytes
     payload_per_token: float = 0.0  # bytes
     resident_gib: float = 0.0
@@ -162,7 +163,7 @@ async def measure(start: Any, load: Load) -> Measured:
 async def _measure(pid: int, directory: Path, port: int, load: Load) -> Measured:
     found = Measured()
     began: dict[str, Any] = {}
-    wal = 0
+    wal = 0.0
     pulling: dict[str, Any] = {}
     answering: asyncio.Task[None] | None = None
     async with events(port, load, pid) as output:
@@ -190,15 +191,13 @@ async def _measure(pid: int, directory: Path, port: int, load: Load) -> Measured
     return found
 
 
-def wal_bytes(directory: Path) -> int:
+def wal_bytes(directory: Path) -> float:
     """Return what was written to the WAL of the ledger. It is the length of the file before SQLite first begins it
-    again: RuntimeError if that has happened."""
+    again; nan if that has happened."""
     path = directory / "run" / f"{LEDGER}-wal"
     with path.open("rb") as file:
         begun_again = int.from_bytes(file.read(WAL_SEQUENCE.stop)[WAL_SEQUENCE], "big")
-    if begun_again:
-        raise RuntimeError("the WAL began again during the measurement; measure fewer samples")
-    return path.stat().st_size
+    return math.nan if begun_again else path.stat().st_size
 
 
 def payload_and_text_bytes(directory: Path) -> tuple[float, float]:
@@ -257,6 +256,8 @@ async def run(cells: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         if cell == "held":
             add("resident_gib", found.resident_gib, 4)
         elif cell == "saturated":
+            if math.isnan(found.wal_per_sample):
+                raise RuntimeError("the WAL began again during the measurement; measure fewer samples")
             add("cpu_us_per_sample", found.cpu_us_per_sample, 110)
             add("wal_bytes_per_sample", found.wal_per_sample, 1500)
             figures["text_bytes_per_sample"] = round(found.text_per_sample, 1)
