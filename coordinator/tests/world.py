@@ -191,10 +191,12 @@ class Runner(Component):
         self.lives = 0
         self.stop: list[str] = []
         self.min_tokens = 0
+        self.filtered: dict[str, m.GroupFiltered] = {}
+        self.asked: list[m.FilterGroup] = []
 
     def reborn(self) -> None:
         """Restart the process: it loses its state."""
-        self.driving, self.turns, self.finished = {}, {}, {}
+        self.driving, self.turns, self.finished, self.filtered = {}, {}, {}, {}
         self.lives += 1
 
     def hello(self) -> Any:
@@ -208,6 +210,7 @@ class Runner(Component):
                 self.say(self.finished[sample])
             else:
                 self._continue(sample)
+        self.say(*self.filtered.values())
 
     def _continue(self, sample: str) -> None:
         """Request the next turn, or score after the last one."""
@@ -242,6 +245,14 @@ class Runner(Component):
                 for sample in samples:
                     if self.finished.pop(sample, None) is not None:
                         self.driving.pop(sample, None)
+            case m.FilterGroup():
+                self.asked.append(message)
+                decision = self.world.decide(message)
+                if decision is not None:
+                    self.filtered[message.group] = decision
+                    self.say(decision)
+            case m.AckGroups(numbers=numbers):
+                self.filtered = {name: known for name, known in self.filtered.items() if known.number not in numbers}
 
     def _score(self, sample: str, turns: list[m.TurnTokens]) -> None:
         """Score the last response."""
@@ -257,6 +268,11 @@ class Runner(Component):
             self.driving[sample].lease,
         )
         self.say(self.finished[sample])
+
+
+def accept(message: m.FilterGroup) -> m.GroupFiltered:
+    """Accept a group."""
+    return m.GroupFiltered(message.group, message.number, True)
 
 
 class Agent(Component):
@@ -517,6 +533,7 @@ class World:
         pools = ["main"] * engines if isinstance(engines, int) else engines
         self.agents = [Agent(self, f"engine-{i}", pool) for i, pool in enumerate(pools)]
         self.reward = lambda sample, result: float(sum(result.token_ids) % 2)
+        self.decide: Callable[[m.FilterGroup], m.GroupFiltered | None] = accept  # None: no answer
         self.commit_turns = lambda: 0  # turns of the event loop until the coordinator learns that a commit ended
 
     @property

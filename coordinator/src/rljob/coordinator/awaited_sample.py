@@ -17,6 +17,11 @@ def awaited_sample(run: Run) -> str:
     group = run.scheduler.awaited()
     if group is None:
         return ""
+    if group.id in run.scheduler.deciding:
+        seconds, runner = run.decisions.waiting(group)
+        where = "a runner" if runner is None else f"its answer at runner {runner.instance}"
+        text = f"groupFilter.function of task {group.task} has waited for {where} for {seconds:.0f} s"
+        return "" if seconds < NAMED_SECONDS else f"batch {run.version} waits for group {group.id}: {text}"
     waiting = [t for sample in group.samples if (t := run.trajectories.by_sample.get(sample.id)) is not None]
     oldest = min(waiting, default=None, key=lambda trajectory: trajectory.since)
     if oldest is None or run.now - oldest.since < NAMED_SECONDS:

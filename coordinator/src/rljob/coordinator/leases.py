@@ -63,6 +63,11 @@ class Leases:
         higher than those of all processes before it."""
         self._last_number = starts << 32
 
+    def next_number(self) -> int:
+        """Return the next number, of a lease or of a group that a runner filters."""
+        self._last_number += 1
+        return self._last_number
+
     @property
     def runners(self) -> list[Connection]:
         """The connected runners."""
@@ -168,8 +173,7 @@ class Leases:
         self._runners[runner].add(trajectory)
         turns = [turn.tokens(number) for number, turn in sorted(trajectory.turns.items()) if turn.finished]
         split = "train" if trajectory.version is None else "heldOut"
-        self._last_number += 1
-        trajectory.lease = self._last_number
+        trajectory.lease = self.next_number()
         lease = m.LeaseTrajectory(
             trajectory.sample.id, trajectory.task, trajectory.row, split, turns, trajectory.attempts, trajectory.lease
         )

@@ -72,10 +72,14 @@ def _recover_scheduler(run: Run, version: int) -> None:
                 trajectories.append(_trajectory(run.ledger, sample, row))
     run.ends.update(admitted.ends)
     run.last_failure = admitted.last_failure
-    scheduler.restore(mixture, version, admitted.batched + len(waiting), admitted.groups, waiting)
+    decisions = queries.decisions_of_open_groups(run.ledger)
+    accepted = {group for group, decision in decisions.items() if decision.accepted}
+    scheduler.restore(mixture, version, admitted.batched + len(waiting), admitted.groups, waiting, accepted)
     for group in started_since:
         if group.complete:
             mixture.ended(group.task, accepted=True)
+    for group in [group for group in waiting if group.id in scheduler.deciding and group.id in decisions]:
+        run.end_samples(scheduler.decide(group, False, decisions[group.id].reason))
     run.trajectories.add(trajectories)
 
 

@@ -22,6 +22,7 @@ from rljob.coordinator.answer_lengths import AnswerLengths
 from rljob.coordinator.draining import Draining
 from rljob.coordinator.engines import EngineRecord, Engines
 from rljob.coordinator.evaluations import Evaluations
+from rljob.coordinator.group_decisions import GroupDecisions
 from rljob.coordinator.progress import RunHistory
 from rljob.coordinator.role_loads import RoleLoads
 from rljob.coordinator.sample_outcomes import SampleOutcomes
@@ -70,6 +71,7 @@ class Run:
         self.evaluations = Evaluations(spec, ledger, self.trajectories.add)
         self.draining = Draining(self.engines, self.trajectories, self.changed)
         self.outcomes = SampleOutcomes(self)
+        self.decisions = GroupDecisions(self)
         self.loads = RoleLoads(self)
         self.held_out: Mapping[str, int] | None = None  # task → rows; from runners
         self.ends: Counter[str] = Counter()  # end → training samples, since the start of the run
@@ -105,6 +107,7 @@ class Run:
             if not self.suspending:
                 self._evaluate()
             self._form_batch_if_due()  # may reject groups and find stragglers: before admission and dispatch
+            self.decisions.advance()
             if not self.suspending:
                 self._admit()
                 self.trajectories.dispatch(self._eligible, not self.scheduler.has_lead)

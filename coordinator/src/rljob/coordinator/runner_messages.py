@@ -28,12 +28,19 @@ class RunnerMessages:
                 self._scored(connection, message)
             case m.TrajectoryFailed():
                 self._failed(connection, message)
+            case m.GroupFiltered():
+                self._run.decisions.answer(connection, message)
             case _:
                 raise AssertionError(f"no handler for {message}")
 
     def disconnected(self, connection: Connection) -> Callable[[], None]:
-        """Handle a lost connection: unless the runner reconnects in time, its leases go to other runners."""
-        return lambda: self._run.trajectories.lose_runner(connection)
+        """Handle a lost connection: unless the runner reconnects in time, its leases and groups go to other runners."""
+
+        def give_up() -> None:
+            self._run.trajectories.lose_runner(connection)
+            self._run.decisions.lose(connection)
+
+        return give_up
 
     def _register(self, connection: Connection, message: m.RegisterRunner) -> None:
         run = self._run
@@ -47,6 +54,7 @@ class RunnerMessages:
                     "heldOutPath or heldOutSplit of its data",
                 )
         run.trajectories.register_runner(connection, message.capacity, message.driving)
+        run.decisions.register(connection)
         run.changed()
 
     def _generate_request(self, connection: Connection, message: m.GenerateRequest) -> None:

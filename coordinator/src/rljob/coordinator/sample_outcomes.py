@@ -10,7 +10,7 @@ from rljob.coordinator.trajectory import Trajectory
 from rljob.ledger.payload_record import INT32
 from rljob.ledger.states import Kind, State
 from rljob.protocol import messages as m
-from rljob.scheduling.groups import Cause
+from rljob.scheduling.groups import Cause, Group
 
 if TYPE_CHECKING:
     from rljob.coordinator.run import Run
@@ -58,6 +58,18 @@ class SampleOutcomes:
             run.last_failure = reason
             run.end_samples(run.scheduler.fail(sample, reason, cause))
             self._check_no_progress(reason)
+        run.changed()
+
+    def decided(self, group: Group, accepted: bool, reason: str) -> None:
+        """Apply the decision of a user-written filter about a group; ``reason``: why it could not decide, or empty."""
+        run, survivors = self._run, [sample.id for sample in group.scored]
+        run.ledger.record_decision(group.id, accepted and not reason, reason, survivors)
+        if reason:
+            log.warning("group %s failed: %s", group.id, escape_line(reason))
+            run.ledger.record_failure(survivors[0])
+            run.last_failure = reason
+        run.end_samples(run.scheduler.decide(group, accepted, reason))
+        self._check_no_progress(reason)
         run.changed()
 
     def _check_no_progress(self, reason: str = "") -> None:

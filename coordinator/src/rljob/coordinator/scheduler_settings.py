@@ -26,4 +26,4 @@ def scheduler_settings(spec: RLJobSpec) -> Settings:
 def _filter_of(settings: TaskGroupFilter) -> GroupFilter:
     bounds = {"min_mean": settings.min_mean, "max_mean": settings.max_mean}
     given = {name: bound for name, bound in bounds.items() if bound is not None}
-    return GroupFilter(settings.kind == "nonconstant", **given)
+    return GroupFilter(settings.kind == "nonconstant", **given, function=settings.function or "")

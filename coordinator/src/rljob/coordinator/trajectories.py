@@ -140,6 +140,10 @@ class Trajectories:
         """Remove a runner; its leases go to other runners."""
         self._leases.lose(connection)
 
+    def next_number(self) -> int:
+        """Return a number as that of a lease: unique in the run, and growing."""
+        return self._leases.next_number()
+
     @property
     def runners(self) -> list[Connection]:
         """The connected runners."""

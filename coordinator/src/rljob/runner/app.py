@@ -21,6 +21,7 @@ from rljob.runner.agents.leased_agent import AgentRuntime
 from rljob.runner.conversation import Conversation
 from rljob.runner.driver import RunnerDriver
 from rljob.runner.environment_client import EnvironmentClient
+from rljob.runner.group_filter import FilterFunction
 from rljob.runner.leased_episode import EnvironmentRuntime
 from rljob.runner.leased_trajectory import TaskRuntime
 from rljob.runner.prompts import PromptCache
@@ -75,6 +76,7 @@ async def serve(
             prompts,
             prepared.codec,
             {name: size for name, size in held_out.items() if size is not None},
+            filters=_group_filters(prepared),
         )
         reachable = [
             asyncio.create_task(rewards[reward.name].wait_until_reachable()) for reward in spec.rewards if reward.url
@@ -143,6 +145,17 @@ def _task_runtimes(
             _agent_runtime(prepared, task, endpoint),
         )
         for task in spec.tasks
+    }
+
+
+def _group_filters(prepared: Prepared) -> dict[str, FilterFunction]:
+    spec = prepared.environment.job.spec
+    return {
+        task.name: FilterFunction(
+            task.name, task.group_filter.function, prepared.filters[task.name], spec.failure_policy.stall_seconds
+        )
+        for task in spec.tasks
+        if task.group_filter.function is not None
     }
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from rljob.protocol.coordinator_link import MessageLink
 from rljob.protocol.messages import (
+    AckGroups,
     AckTrajectories,
     Cancel,
+    FilterGroup,
     GenerateResult,
     LeaseTrajectory,
     RegisterRunner,
     TrajectoryFailed,
 )
 from rljob.runner.data import SPLITS
+from rljob.runner.group_filter import FilteredGroups, GroupFilter
 from rljob.runner.leased_trajectory import Codec, LeasedTrajectory, TaskRuntime
 from rljob.runner.prompts import PromptSource
 
@@ -32,6 +36,7 @@ class RunnerDriver:
         codec: the policy's tokenizer.
         held_out: task name → number of rows of its held-out split; tasks with endless splits are absent.
         capacity: trajectories of training that it drives at a time, and as many of evaluations.
+        filters: task name → user-written group filter, of the tasks that have one.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class RunnerDriver:
         codec: Codec,
         held_out: dict[str, int],
         capacity: int = CAPACITY,
+        filters: Mapping[str, GroupFilter] = MappingProxyType({}),
     ) -> None:
         self._instance = instance
         self._runtimes = runtimes
@@ -52,6 +58,7 @@ class RunnerDriver:
         self._trajectories: dict[str, LeasedTrajectory] = {}
         self._capacity = capacity
         self._link = connect(self._register)
+        self._groups = FilteredGroups(filters, self._link.send)
 
     async def run(self) -> None:
         """Serve the coordinator until cancelled.
@@ -72,9 +79,14 @@ class RunnerDriver:
                 case Cancel(samples=samples):
                     for sample in samples:
                         self._cancel(sample)
+                case FilterGroup():
+                    self._groups.ask(message)
+                case AckGroups(numbers=numbers):
+                    self._groups.acknowledge(numbers)
 
     def close(self) -> None:
-        """Cancel all trajectories; the coordinator leases them again."""
+        """Cancel all trajectories and group filters; the coordinator leases them again, and asks again."""
+        self._groups.close()
         for trajectory in self._trajectories.values():
             trajectory.cancel()
 
@@ -88,6 +100,7 @@ class RunnerDriver:
                 self._held_out,
             ),
             *(message for message in pending if message is not None),
+            *self._groups.pending,
         ]
 
     def _lease(self, lease: LeaseTrajectory) -> None:

@@ -25,6 +25,7 @@ from rljob.runner.conversation import Conversation, text_after_answer
 from rljob.runner.data import Source, digests
 from rljob.runner.data.readers import DataReaders, RowCheck, open_source
 from rljob.runner.data.table import TableSource
+from rljob.runner.group_filter import Function, load_function
 from rljob.runner.loops import Loop, load_loop
 from rljob.runner.prompt_content import Messages, content_of
 from rljob.runner.prompts import PromptMaker
@@ -38,7 +39,7 @@ SAMPLE_CHAT: Messages = [{"role": "user", "content": "message"}]
 
 @dataclass(frozen=True)
 class Prepared:
-    """The opened parts of a runner: data, tokenizer, prompts and loops."""
+    """The opened parts of a runner: data, tokenizer, prompts, loops and functions of the user."""
 
     environment: ComponentEnvironment
     sources: dict[str, Source]
@@ -46,6 +47,7 @@ class Prepared:
     maker: PromptMaker
     loops: dict[str, Loop]  # by task name
     agents: dict[str, AgentProgram]  # by the name of a task with an agent
+    filters: dict[str, Function]  # by the name of a task with a user-written group filter
 
 
 def prepare(environment: ComponentEnvironment, readers: DataReaders) -> Prepared:
@@ -68,6 +70,7 @@ def prepare(environment: ComponentEnvironment, readers: DataReaders) -> Prepared
         PromptMaker(found.tasks, found.codec, found.chat),
         found.loops,
         found.agents,
+        found.filters,
     )
 
 
@@ -92,6 +95,7 @@ class _Preparation:
         self.sources: dict[str, Source] = {}
         self.loops: dict[str, Loop] = {}
         self.agents: dict[str, AgentProgram] = {}
+        self.filters: dict[str, Function] = {}
         self.codec: TextCodec | None = None
         self.chat: ChatTemplate | None = None
         self._environment = environment
@@ -107,6 +111,10 @@ class _Preparation:
             if task.agent is not None:
                 with self._collecting_problems():
                     self.agents[task.name] = load_program(task.agent, f"spec.tasks[{i}].agent")
+            if task.group_filter.function is not None:
+                with self._collecting_problems():
+                    where = f"spec.tasks[{i}].groupFilter.function"
+                    self.filters[task.name] = load_function(task.group_filter.function, where)
             self._open_task(i, task)
         with self._collecting_problems():
             self.problems += digests.changed(environment.storage, self.files)

@@ -15,6 +15,7 @@ from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
 from rljob.protocol.score_messages import Score, ScoreItem
 from rljob.runner.driver import CAPACITY, RunnerDriver
+from rljob.runner.group_filter import GroupFilter, Verdict
 from rljob.runner.leased_trajectory import TaskRuntime
 from rljob.runner.loops import Loop
 from rljob.runner.loops.single_turn import single_turn
@@ -35,13 +36,19 @@ async def no_reward(sample: str) -> float:
     return 1.0
 
 
+async def accept(rewards: list[float]) -> Verdict:
+    """Accept a group at once."""
+    return Verdict(True)
+
+
 @dataclass(frozen=True)
 class SimulatedCluster:
     """What the simulated processes do.
 
     ``engines``: one model for each engine, with the name of its pool. ``work``: of a request (see
     :mod:`rljob.simulation.simulated_engine`). ``train_seconds``: of a batch. ``sync_seconds``: of a weight update.
-    ``loop``: of all tasks. ``runners``, ``capacity``: runner processes, and trajectories that each drives at a time.
+    ``loop``: of all tasks. ``filter``: of the tasks with a user-written group filter. ``runners``, ``capacity``: runner
+    processes, and trajectories that each drives at a time.
     """
 
     engines: list[tuple[str, EngineModel]]
@@ -50,6 +57,7 @@ class SimulatedCluster:
     sync_seconds: float = 0.0
     reward: SampleReward = no_reward
     loop: Loop = single_turn
+    filter: GroupFilter = accept
     runners: int = 1
     capacity: int = CAPACITY
 
@@ -219,6 +227,7 @@ class SimulatedRun:
             _OneTokenCodec(),
             {},
             cluster.capacity,
+            {task.name: cluster.filter for task in self._job.spec.tasks if task.group_filter.function is not None},
         )
 
 

@@ -162,6 +162,10 @@ class TaskGroupFilter(Model):
     """Groups with a lower mean reward are rejected: their prompts are too hard. Default: no bound."""
     max_mean: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
     """Groups with a higher mean reward are rejected: their prompts are too easy. Default: no bound."""
+    function: Reference | None = None
+    """`module:function` of your own package, called in the runner with the rewards of a group (a list of float) that
+    the other fields accept. It returns whether the group is trained. If it raises, returns no bool or takes longer than
+    `failurePolicy.stallSeconds`, the samples of the group fail."""
 
 
 class Task(Model):

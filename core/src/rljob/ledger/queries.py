@@ -220,6 +220,23 @@ def _groups(store: Store, condition: str) -> list[GroupRecord]:
     return list(groups.values())
 
 
+@dataclass(frozen=True)
+class DecisionRecord:
+    """The decision of a user-written filter about a group; see the table decisions in schema.sql."""
+
+    accepted: bool
+    reason: str
+
+
+def decisions_of_open_groups(store: Store) -> dict[str, DecisionRecord]:
+    """Return group → decision of the user-written filter of its task, of the groups with an open sample."""
+    rows = store.query(
+        "SELECT g.id, d.accepted, d.reason FROM groups g INDEXED BY groups_open"
+        " CROSS JOIN decisions d ON d.group_number = g.number WHERE g.open = 1"
+    )
+    return {group: DecisionRecord(bool(accepted), reason) for group, accepted, reason in rows}
+
+
 def completions(store: Store, sample: str, first_attempt: int) -> list[PayloadRecord]:
     """Return the payload records of a sample from ``first_attempt`` on, in order.
 

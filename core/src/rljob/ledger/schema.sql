@@ -82,6 +82,12 @@ CREATE TABLE IF NOT EXISTS completions (
         || '.' || (sample_number & 4095)
     )
 );
+CREATE TABLE IF NOT EXISTS decisions (  -- of user-written filters, about groups that their other filters accept
+    group_number INTEGER PRIMARY KEY REFERENCES groups(number),
+    accepted INTEGER NOT NULL,       -- 1: the group may join a batch; 0: its samples ended with the decision
+    reason TEXT NOT NULL,            -- why the filter could not decide; empty: it did
+    survivors TEXT NOT NULL          -- JSON list of sample ids: the members whose rewards it got, in order
+);
 CREATE TABLE IF NOT EXISTS batches (
     step INTEGER PRIMARY KEY,
     formed REAL NOT NULL,            -- Unix time

@@ -205,6 +205,18 @@ class LedgerWriter(Store):
         it."""
         self.execute("INSERT INTO failures (sample_number) VALUES (?)", sample_number(sample))
 
+    def record_decision(self, group: str, accepted: bool, reason: str, survivors: Collection[str]) -> None:
+        """Record the decision of a user-written filter about a group, before its effect.
+
+        Args:
+            group: id of the group.
+            accepted: whether the group may join a batch. If not, :meth:`end_samples` ends its samples.
+            reason: why the filter could not decide; empty: it did.
+            survivors: ids of the samples whose rewards it got.
+        """
+        row = (group_number(group), int(accepted), reason, _json(list(survivors)))
+        self.execute("INSERT INTO decisions VALUES (?,?,?,?)", *row)
+
     # --- batches ---
 
     def record_batch(self, step: int, samples: Collection[str]) -> None:

@@ -496,6 +496,15 @@ class TrajectoryFailed(Message):
     lease: int = 0  # of the LeaseTrajectory
 
 
+class GroupFiltered(Message):
+    """Answer to FilterGroup. Repeated until AckGroups; an old number's is ignored as in TrajectoryScored."""
+
+    group: str
+    number: int  # of the FilterGroup
+    accepted: bool
+    reason: str = ""  # why the function could not decide: the group fails; empty: it did
+
+
 # --- coordinator -> runner --------------------------------------------------------------------------------------------
 
 
@@ -543,6 +552,22 @@ class AckTrajectories(Message):
     samples: list[str]
 
 
+class FilterGroup(Message):
+    """Answer with GroupFiltered whether the task's groupFilter.function accepts these rewards. ``number`` is unique in
+    the run and growing, also over leases; one with a higher number than that of the group in hand takes its place."""
+
+    group: str
+    task: str
+    number: int
+    rewards: list[float]  # of the members that would be trained, in order
+
+
+class AckGroups(Message):
+    """The coordinator has stored the answers to these numbers, or does not need them any more; forget them."""
+
+    numbers: list[int]
+
+
 # --- both ways --------------------------------------------------------------------------------------------------------
 
 
@@ -577,8 +602,8 @@ FromTrainer: TypeAlias = (
 ToTrainer: TypeAlias = (
     TrainerRegistered | Train | SendWeights | CancelSend | Checkpoint | RefuseCheckpoint | Stop | Reject
 )
-FromRunner: TypeAlias = RegisterRunner | GenerateRequest | TrajectoryScored | TrajectoryFailed
-ToRunner: TypeAlias = LeaseTrajectory | GenerateResult | Cancel | AckTrajectories | Reject
+FromRunner: TypeAlias = RegisterRunner | GenerateRequest | TrajectoryScored | TrajectoryFailed | GroupFiltered
+ToRunner: TypeAlias = LeaseTrajectory | GenerateResult | Cancel | AckTrajectories | FilterGroup | AckGroups | Reject
 
 _encoder = msgspec.msgpack.Encoder()
 

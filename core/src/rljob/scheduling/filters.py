@@ -22,15 +22,18 @@ class GroupFilter:
     """The filter of a task.
 
     ``nonconstant``: rewards must differ; equal rewards give zero advantage (DAPO, arXiv 2503.14476). ``min_mean``,
-    ``max_mean``: bounds of the mean reward.
+    ``max_mean``: bounds of the mean reward. ``function``: module:attribute of a user-written filter; empty: there is
+    none. It decides about the groups that the other fields accept: see
+    :meth:`rljob.scheduling.scheduler.Scheduler.decide`.
     """
 
     nonconstant: bool = False
     min_mean: float = -math.inf
     max_mean: float = math.inf
+    function: str = ""
 
     def rejection(self, rewards: Sequence[float]) -> Rejection | None:
-        """Return why a group with these rewards is not trained; None: it is trained."""
+        """Return why a group with these rewards is not trained; None: it is, unless ``function`` rejects it."""
         if self.nonconstant and min(rewards) == max(rewards):
             return Rejection("the group's rewards are all equal", "equal_rewards")
         mean = math.fsum(rewards) / len(rewards)

@@ -14,17 +14,18 @@ REJECTED: tuple[End, ...] = ("filtered", "surplus", "expired", "failed")
 """Ends of samples that were started and not trained."""
 Cause = Literal[
     "", "equal_rewards", "mean_below", "mean_above", "enough_members", "not_needed", "run_ended", "too_old",
-    "not_complete", "generation", "runner", "protocol", "group_failed",
+    "not_complete", "generation", "runner", "protocol", "group_failed", "function", "filter_failed",
 ]  # fmt: skip
 """Why a sample ended, from a fixed set, for counters; empty for a trained one."""
 CAUSES: dict[End, tuple[Cause, ...]] = {
-    "filtered": ("equal_rewards", "mean_below", "mean_above"),
+    "filtered": ("equal_rewards", "mean_below", "mean_above", "function"),
     "surplus": ("enough_members", "not_needed", "run_ended"),
     "expired": ("too_old", "not_complete"),
-    "failed": ("generation", "runner", "protocol", "group_failed"),
+    "failed": ("generation", "runner", "protocol", "group_failed", "filter_failed"),
 }
 """End → its causes. failed: no engine could generate it; its runner reported a failure, of its loop, reward or
-environment; its loop made other calls than before; another sample of its group failed."""
+environment; its loop made other calls than before; another sample of its
+group failed; the user-written filter of its group could not decide."""
 
 
 @dataclass(eq=False)

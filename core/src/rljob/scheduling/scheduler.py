@@ -7,6 +7,8 @@ Invariants:
   policy version of a group in batch s is at least s − α, so no trained sample exceeds staleness α.
 - A group with redundant members ends with its survivors once all members have ended, or when a batch that is due needs
   it and is the last it may join. They are drawn at random from the scored members: the first would be the shortest.
+- A group whose task has a user-written filter waits for its decision between the two: it is sufficient, in ``deciding``
+  and not complete. No batch is formed without it if it is the last batch that the group may join.
 - At α = 0 the batches do not depend on timing, only on which groups are accepted: they equal the batches of a
   synchronous loop, in admission order.
 """
@@ -14,10 +16,10 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from rljob.scheduling.filters import GroupFilter
+from rljob.scheduling.filters import GroupFilter, Rejection
 from rljob.scheduling.groups import Cause, End, Ended, Group, Sample, make_group
 from rljob.scheduling.mixture import Mixture
 from rljob.scheduling.seeds import derive
@@ -62,6 +64,7 @@ class Scheduler:
         self.settings = settings
         self.version = 0
         self.groups: dict[str, Group] = {}  # open or complete, not yet in a batch
+        self.deciding: dict[str, Group] = {}  # of ``groups``, those that a user-written filter decides about
         self.batches: dict[int, list[Group]] = {}  # formed, not yet trained
         self.rejections_in_a_row = 0
         self.last_rejection = ""  # reason of the last group that a filter rejected
@@ -98,8 +101,17 @@ class Scheduler:
         self.groups[group.id] = group
         return group
 
-    def restore(self, mixture: Mixture, version: int, started: int, next_seq: int, waiting: list[Group]) -> None:
-        """Restore a run from its ledger. A group is complete if enough of its samples are scored and none is open.
+    def restore(
+        self,
+        mixture: Mixture,
+        version: int,
+        started: int,
+        next_seq: int,
+        waiting: list[Group],
+        accepted: Collection[str] = (),
+    ) -> None:
+        """Restore a run from its ledger. A group is complete if enough of its samples are scored and none is open, and
+        if the user-written filter of its task, if there is one, accepted it.
 
         Args:
             mixture: the tasks, with the prompts already taken.
@@ -107,12 +119,16 @@ class Scheduler:
             started: number of groups that were started and not rejected.
             next_seq: order of admission of the next group.
             waiting: open or complete groups that are in no batch.
+            accepted: ids of the groups that user-written filters accepted.
         """
         self.mixture, self.version, self._started, self._next_seq = mixture, version, started, next_seq
         self.groups = {group.id: group for group in waiting}
         for group in waiting:
             group.sufficient = self._is_sufficient(group)
-            group.complete = self._is_ended(group)
+            if self._is_ended(group) and self.function(group) and group.id not in accepted:
+                self.deciding[group.id] = group
+            else:
+                group.complete = self._is_ended(group)
         self._complete = sum(group.complete for group in waiting)
         self._sufficient = sum(group.sufficient for group in waiting) - self._complete
 
@@ -159,25 +175,57 @@ class Scheduler:
         """Whether no member of a sufficient group is open."""
         return group.sufficient and not any(s.open for s in group.samples)
 
+    def function(self, group: Group) -> str:
+        """Return module:attribute of the user-written filter that decides about a group; empty: none does."""
+        return self.settings.filters[group.task].function
+
     def _close(self, group: Group) -> list[Ended]:
-        """Draw the survivors of a sufficient group, and filter them: complete it or reject it. All other members end
-        as surplus."""
-        self.failures_in_a_row = 0  # its samples could be finished, whether or not the filter accepts them
+        """Draw the survivors of a sufficient group, and filter them: complete it, reject it, or let it wait for
+        :meth:`decide`. All other members end as surplus."""
         kept = self._survivors(group)
         rest = [s for s in group.samples if s.end is None and s not in kept]
         ended = self._end(rest, "surplus", "the group has enough members", "enough_members")
         rejection = self.settings.filters[group.task].rejection([s.reward for s in kept if s.reward is not None])
         if rejection is not None:
-            self.rejections_in_a_row += 1
-            self.last_rejection = rejection.reason
+            return ended + self._filter(group, rejection)
+        if self.function(group):
+            self.deciding[group.id] = group
+        else:
+            self._accept(group)
+        return ended
+
+    def decide(self, group: Group, accepted: bool, failure: str = "") -> list[Ended]:
+        """Apply the decision of a user-written filter about a group of ``deciding``; return the samples that end.
+
+        Args:
+            group: the group.
+            accepted: whether it is trained.
+            failure: why the filter could not decide; the samples of the group end as failed. Empty: it did.
+        """
+        del self.deciding[group.id]
+        if failure:
+            self.failures_in_a_row += 1
             self.mixture.ended(group.task, accepted=False)
-            return ended + self._reject(group, "filtered", *rejection)
-        self.rejections_in_a_row = 0
+            return self._reject(group, "failed", failure, "filter_failed")
+        if not accepted:
+            reason = f"groupFilter.function {self.function(group)} rejected the group"
+            return self._filter(group, Rejection(reason, "function"))
+        self._accept(group)
+        return []
+
+    def _accept(self, group: Group) -> None:
+        self.failures_in_a_row = self.rejections_in_a_row = 0
         self.mixture.ended(group.task, accepted=True)
         group.complete = True
         self._complete += 1
         self._sufficient -= 1
-        return ended
+
+    def _filter(self, group: Group, rejection: Rejection) -> list[Ended]:
+        self.failures_in_a_row = 0  # its samples could be finished
+        self.rejections_in_a_row += 1
+        self.last_rejection = rejection.reason
+        self.mixture.ended(group.task, accepted=False)
+        return self._reject(group, "filtered", *rejection)
 
     def _survivors(self, group: Group) -> list[Sample]:
         """Return the members of a group that are trained, in order: drawn at random if more are scored."""
@@ -190,6 +238,7 @@ class Scheduler:
     def _reject(self, group: Group, end: End, reason: str, cause: Cause) -> list[Ended]:
         """End all samples of a group, so that another group may start."""
         del self.groups[group.id]
+        self.deciding.pop(group.id, None)
         self._started -= 1
         self._complete -= group.complete
         self._sufficient -= group.sufficient and not group.complete
@@ -206,9 +255,10 @@ class Scheduler:
         """Form the batch of step ``version`` if it is due.
 
         Complete groups are taken earliest deadline first. An incomplete group delays the batch only if this batch is
-        the last one it may join. Then it is closed if enough of its redundant members are scored. Else it ends as
-        ``surplus`` if redundant groups replace it, and as ``expired`` if onDeadline is regenerate, unless its prompt
-        was restarted MAX_RESTARTS times: then the batch waits for it.
+        the last one it may join. Then it is closed if enough of its redundant members are scored, and the batch waits
+        for the decision of its task's user-written filter. Else it ends as ``surplus`` if redundant groups replace it,
+        and as ``expired`` if onDeadline is regenerate, unless its prompt was restarted MAX_RESTARTS times: then the
+        batch waits for it.
         """
         s, step = self.settings, self.version
         available = self._complete + self._sufficient
@@ -227,9 +277,12 @@ class Scheduler:
         if self._complete + len(enough) < s.groups_per_batch or self._is_held():
             return FormedBatch([], ended, replaced)
         for group in enough:
-            ended += self._close(group)
-        if self._complete < s.groups_per_batch:
-            return FormedBatch([], ended, replaced)  # the filter rejected some
+            if group.id not in self.deciding:
+                ended += self._close(group)
+        deciding = [g for g in enough if g.id in self.deciding]
+        self._stragglers = [*self._stragglers, *deciding]
+        if self._complete < s.groups_per_batch or self._is_held():
+            return FormedBatch([], ended, replaced)  # filters rejected some, or have not decided
         ready = sorted((g for g in self.groups.values() if g.complete), key=self._urgency)
         chosen, rest = ready[: s.groups_per_batch], ready[s.groups_per_batch :]
         if s.regenerate:
@@ -237,7 +290,7 @@ class Scheduler:
                 ended += self._reject(group, "expired", f"not complete when batch {step} was due", "not_complete")
                 replaced.append(group)
         else:
-            rest = late + rest
+            rest = late + deciding + rest
         for group in rest:
             if self._urgency(group)[0] <= step:
                 reason = f"not needed by batch {step}, the last it could join"
@@ -257,7 +310,8 @@ class Scheduler:
         """Whether more of the stragglers are still late than the batch can do without."""
         tolerated = 0 if self.settings.regenerate else self.settings.redundant_groups
         for group in self._stragglers:
-            if group.id in self.groups and not group.sufficient and self._urgency(group)[0] <= self.version:
+            waits = not group.sufficient or group.id in self.deciding
+            if group.id in self.groups and waits and self._urgency(group)[0] <= self.version:
                 tolerated -= 1
                 if tolerated < 0:
                     return True
