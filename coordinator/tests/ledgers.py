@@ -37,7 +37,12 @@ MANIFEST: dict[str, Any] = {
     "algorithm": {"groupFilter": "nonconstant"},
     "scheduling": {"redundancy": {"groups": 1, "members": 1}},
     "evaluation": {"problems": 3, "everySteps": 3, "samplesPerProblem": 2, "passAt": [1, 2]},
-}
+    "tasks": [
+        {"name": "sums", "data": {"reasoningGym": {"dataset": "chain_sum"}}, "reward": "r",
+         "sampling": {"maxTokens": 16}, "groupFilter": {"function": "mypackage.filters:accept"}}
+    ],
+}  # fmt: skip
+UNDECIDED = "tasks[sums].groupFilter.function mypackage.filters:accept raised ValueError: no"
 
 
 class RecordingTrainer(Trainer):
@@ -93,6 +98,12 @@ def reward(sample: str, result: Any) -> float:
     return math.nan if sample in FAILING else float(sum(result.token_ids) % 2)
 
 
+def decide(message: m.FilterGroup) -> m.GroupFiltered:
+    """Return the decision of the user-written filter: of seven groups it rejects one, and it fails on g4."""
+    accepted, reason = int(message.group[1:]) % 7 != 3, UNDECIDED if message.group == "g4" else ""
+    return m.GroupFiltered(message.group, message.number, accepted, reason)
+
+
 async def run_world(
     storage: Path, turns: int | None = None, deaths: str = "coordinator trainer", **manifest: Any
 ) -> None:
@@ -105,7 +116,7 @@ async def run_world(
     Tokenizer(models.WordLevel(words, unk_token="a")).save(str(storage / "model" / "tokenizer.json"))
     world = World(resolved, storage, engines=2)
     world.trainer = RecordingTrainer(world)
-    world.reward = reward
+    world.reward, world.decide = reward, decide
     await world.start()
     world.connect_all()
     if deaths:

@@ -35,6 +35,7 @@ ENDS = "every sample ends exactly once"
 BATCHES = "no sample is in two batches; samples and batches agree"
 AGE = "no trained sample is older than α"
 FILTER = "groups are filtered as the manifest sets"
+DECISIONS = "groups have the decisions of user-written filters"
 REWARDS = "rewards and advantages are finite, and agree"
 SERVED = "engines served what was published"
 TURNS = "turns have no gaps and token counts agree"
@@ -51,6 +52,7 @@ OTHER_TOKENS = "a completion was generated from other tokens than the context of
 TRAINED = "(SELECT id FROM samples WHERE step = 5 ORDER BY id LIMIT 1)"
 FILTERED = "(SELECT id FROM samples WHERE state = 'filtered' ORDER BY id LIMIT 1)"
 GROUP = "(SELECT group_id FROM samples WHERE step = 5 ORDER BY id LIMIT 1)"
+OF_GROUP = "group_number = (SELECT group_number FROM samples WHERE step = 5 ORDER BY id LIMIT 1)"
 LAST_GROUP = "(SELECT id FROM groups WHERE kind = 'train' ORDER BY seq DESC LIMIT 1)"
 
 UNKNOWN = sample_number("g777.0")
@@ -574,6 +576,33 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     ),
     "an evaluation is of a task without problems": (
         EVALUATIONS, sql("INSERT INTO evaluations VALUES (3, 'products', 3, 2, 0, 1.0, 1.0, '{}', '', 0.0)"),
+    ),
+    "the decision about a trained group was deleted": (DECISIONS, sql(f"DELETE FROM decisions WHERE {OF_GROUP}")),
+    "the decision about a filtered group was deleted": (
+        FILTER, sql("DELETE FROM decisions WHERE accepted = 0 AND reason = ''"),
+    ),
+    "the decision about a failed group was deleted": (DECISIONS, sql("DELETE FROM decisions WHERE reason != ''")),
+    "a trained group was rejected": (DECISIONS, sql(f"UPDATE decisions SET accepted = 0 WHERE {OF_GROUP}")),
+    "a filtered group was accepted": (
+        DECISIONS, sql("UPDATE decisions SET accepted = 1 WHERE accepted = 0 AND reason = ''"),
+    ),
+    "a failed group was rejected": (DECISIONS, sql("UPDATE decisions SET reason = '' WHERE reason != ''")),
+    "an accepted group has a reason": (DECISIONS, sql(f"UPDATE decisions SET reason = 'x' WHERE {OF_GROUP}")),
+    "the failure of a filter is not recorded": (
+        DECISIONS, sql("DELETE FROM failures WHERE sample_number >> 12 = 4"),
+    ),
+    "a decision is about other members": (
+        DECISIONS, sql(f"UPDATE decisions SET survivors = json_remove(survivors, '$[0]') WHERE {OF_GROUP}"),
+    ),
+    "a decision is about a group that does not exist": (
+        DECISIONS, sql(f"INSERT INTO decisions VALUES ({group_number('g777')}, 1, '', '[]')"),
+    ),
+    "two decisions were exchanged": (
+        DECISIONS, sql(
+            "UPDATE decisions SET group_number = -1 WHERE group_number = (SELECT MIN(group_number) FROM decisions)",
+            "UPDATE decisions SET group_number = (SELECT group_number FROM samples WHERE id = 'g0.0')"
+            " WHERE group_number = (SELECT MAX(group_number) FROM decisions)",
+        ),
     ),
     "pages of the database are torn": (DATABASE, torn_pages),
 }  # fmt: skip

@@ -27,6 +27,7 @@ TABLES = {
     "ended": ("state",),
     "completions": ("number",),
     "batches": ("step",),
+    "decisions": ("group_number",),
     "applied": ("step", "incarnation"),
     "step_metrics": ("step",),
     "incarnations": ("incarnation",),
@@ -73,6 +74,7 @@ IMMATERIAL: dict[tuple[str, str], tuple[str, Callable[[Row, Any], bool]]] = {
     ),
     ("completions", "engine"): ("a name for users", always),
     ("batches", "formed"): ("a time", always),
+    ("decisions", "*"): ("its group is in no batch", lambda row, new: row["accepted"] == 1 and not row["completions"]),
     ("applied", "metrics"): ("metrics for users", always),
     ("applied", "*"): (
         "it was lost with its trainer before publication, and replayed",
@@ -139,9 +141,10 @@ def change(ledger: Path, table: str, data: st.DataObject) -> tuple[str, Row, Any
     db = sqlite3.connect(ledger, isolation_level=None)
     db.row_factory = sqlite3.Row
     try:
-        completions = (
-            "(SELECT COUNT(*) FROM completions c WHERE c.sample_number = t.number)" if table == "samples" else "0"
-        )
+        completions = {
+            "samples": "(SELECT COUNT(*) FROM completions c WHERE c.sample_number = t.number)",
+            "decisions": "(SELECT COUNT(*) FROM samples s WHERE s.group_number = t.group_number AND s.step >= 0)",
+        }.get(table, "0")
         rows = [dict(row) for row in db.execute(f"SELECT t.*, {completions} AS completions FROM {table} t")]
         row = data.draw(st.sampled_from(rows))
         key = " AND ".join(f"{name} = ?" for name in TABLES[table])

@@ -19,6 +19,7 @@ import msgspec
 from rljob.api.algorithm_presets import stabilizers
 from rljob.api.models import RLJobSpec
 from rljob.ledger.audit_cross_checks import RunFiles, examine_run_files, read_run_files
+from rljob.ledger.audit_decisions import DECISIONS
 from rljob.ledger.audit_lineage import examine_checkpoints, examine_lineage
 from rljob.ledger.audit_payload import examine_payload, examine_texts
 from rljob.ledger.audit_report import Check, Findings
@@ -29,7 +30,7 @@ from rljob.ledger.reader import DamagedError, LedgerReader, columns
 from rljob.ledger.sample_numbers import find_number
 from rljob.protocol.score_messages import add_up
 
-PROPERTIES = (*ACCOUNTS, *RESULTS)
+PROPERTIES = (*ACCOUNTS, *RESULTS, *DECISIONS)
 DATABASE = "the ledger is a sound database"
 MAX_LINES = 20
 STORAGE_CLASSES = {"INTEGER": "('integer')", "REAL": "('real', 'integer')", "TEXT": "('text')"}
@@ -42,6 +43,7 @@ JSON_COLUMNS = (
     ("samples", "id", "turn_rewards"),
     ("applied", "step", "metrics"),
     ("batches", "step", "samples"),
+    ("decisions", "group_number", "survivors"),
     ("step_metrics", "step", "metrics"),
     ("evaluations", "version", "pass_at"),
 )

@@ -11,6 +11,7 @@ _CONSTANT = "COALESCE(json_extract(f.value, '$.kind') = 'nonconstant', 0) AND lo
 _LEAST = "COALESCE(json_extract(f.value, '$.minMean'), -1e300)"
 _MOST = "COALESCE(json_extract(f.value, '$.maxMean'), 1e300)"
 _ROUNDING = "1e-9 * (1 + ABS(mean))"
+_DECIDED = "EXISTS (SELECT 1 FROM decisions d WHERE d.group_number = e.number AND d.accepted = 0 AND d.reason = '')"
 
 _COUNTED_STATES = (
     "SELECT DISTINCT state FROM samples WHERE state IN ('trained', 'filtered', 'surplus', 'expired', 'failed')"
@@ -53,7 +54,7 @@ RESULTS = (
             ),
             AuditRule(
                 f"SELECT 'group ' || e.id {_FILTERED_GROUPS} AND filtered > 0 AND (scored < :members OR NOT"
-                f" (({_CONSTANT}) OR mean < {_LEAST} + {_ROUNDING} OR mean > {_MOST} - {_ROUNDING}))",
+                f" (({_CONSTANT}) OR mean < {_LEAST} + {_ROUNDING} OR mean > {_MOST} - {_ROUNDING} OR {_DECIDED}))",
                 "it was filtered, but the groupFilter of its task accepts it",
             ),
         ),

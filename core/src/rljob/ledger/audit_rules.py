@@ -17,7 +17,7 @@ from rljob.ledger.queries import MEMBERS_OF
 
 ENDS = f"""
 CREATE TEMP TABLE ends AS
-SELECT g.id AS id, g.kind AS kind, g.seq AS seq, g.task AS task, g.row AS row, g.version AS version,
+SELECT g.number AS number, g.id AS id, g.kind AS kind, g.seq AS seq, g.task AS task, g.row AS row, g.version AS version,
     COUNT(s.id) AS samples, MIN(s.member) AS first, MAX(s.member) AS last,
     TOTAL(s.state = 'trained') AS trained, TOTAL(s.state = 'batched') AS batched,
     TOTAL(s.state = 'filtered') AS filtered, TOTAL(s.state = 'surplus') AS surplus,
