@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,12 @@ import pytest
 from ledgers import RecordingTrainer
 from world import job, m
 
-from rljob.coordinator import group_decisions
 from rljob.coordinator.awaited_sample import awaited_sample
 from rljob.coordinator.status_report import status_of
 from rljob.ledger.audit import audit
+from rljob.runner.group_filter import Verdict
+from rljob.simulation.simulated_engine import EngineModel
+from rljob.simulation.simulated_run import SimulatedCluster, simulate
 
 FUNCTION = "mypackage:accept"
 REASON = f"tasks[sums].groupFilter.function {FUNCTION} raised ValueError: no"
@@ -138,7 +141,7 @@ async def test_an_answer_of_an_earlier_question_is_acknowledged_and_ignored(new_
     world.runner.disconnect()
     world.runner.reborn()
     world.connect_all()
-    await until(world, lambda: world.runner.asked[-1].group == first.group and world.runner.asked[-1] != first)
+    await until(world, lambda: any(q.group == first.group and q.number > first.number for q in world.runner.asked))
     world.runner.filtered[first.group] = stale = m.GroupFiltered(first.group, first.number, False)
     world.runner.say(stale)
     await until(world, lambda: not world.runner.filtered)
@@ -234,17 +237,37 @@ async def test_a_decision_without_its_effect_is_applied_by_the_next_coordinator(
     check(world)
 
 
-async def test_a_runner_that_sends_no_decision_fails_the_group(
-    new_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(group_decisions, "GRACE_SECONDS", -1.0)
-    world = new_world(manifest(failurePolicy={"stallSeconds": 1.0}), tmp_path)
+async def test_a_runner_that_sends_no_decision_fails_the_group(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(manifest(alpha=0), tmp_path)
     world.decide = lambda asked: None if asked.group == "g1" else m.GroupFiltered(asked.group, asked.number, True)
     await begun(world)
     await world.settle()
+    decision = world.run.decisions._open["g1"]
+    world.run.decisions._check(decision)
+    assert "g1" in world.run.scheduler.deciding, "its time is not over"
+    decision.since -= 661
+    world.run.decisions._answered.clear()
+    world.run.decisions._check(decision)
+    await world.settle()
     check(world)
-    reason = f"tasks[sums].groupFilter.function {FUNCTION}: runner runner.0 sent no decision for 0 s"
+    reason = f"tasks[sums].groupFilter.function {FUNCTION}: runner runner.0 sent no decision for 660 s"
     assert decisions(world)["g1"] == (0, reason) and ends(world, "g1") == {("failed", reason)}
+
+
+def test_a_run_continues_after_the_time_of_a_decision() -> None:
+    """In virtual time: the function of the runner never returns for the first group, and the runner has no limit."""
+    asked: list[list[float]] = []
+
+    async def hang_once(rewards: list[float]) -> Verdict:
+        asked.append(rewards)
+        if len(asked) == 1:
+            await asyncio.Event().wait()
+        return Verdict(True)
+
+    cluster = SimulatedCluster([("main", EngineModel(4))], lambda request: 1.0, lambda batch: 1.0, filter=hang_once)
+    outcome = simulate(manifest(alpha=0), cluster)
+    assert outcome.steps[0] > 660 and outcome.steps[-1] < 700
+    assert outcome.ends == {"failed": 2, "trained": 16}
 
 
 async def test_the_limit_of_a_decision_begins_with_the_answer_before_it(new_world: Any, tmp_path: Path) -> None:

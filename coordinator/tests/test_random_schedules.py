@@ -37,6 +37,7 @@ from rljob.protocol import messages as m
 from rljob.protocol.contexts import KeptContexts
 from rljob.runner.context import Context
 from rljob.runner.driver import RunnerDriver
+from rljob.runner.group_filter import Verdict
 from rljob.simulation.memory_link import MemoryLink
 from rljob.simulation.simulated_engine import EngineModel, SimulatedEngine
 from rljob.simulation.simulated_run import SimulatedCluster, SimulatedRun
@@ -73,6 +74,7 @@ class Schedule:
     redundant: tuple[int, int]  # groups, members
     in_flight: str
     filtered: bool
+    function: bool  # whether a user-written filter decides about groups
     turns: int
     kept: bool  # whether agents keep contexts between turns
     latency: float  # seconds, at most
@@ -81,13 +83,18 @@ class Schedule:
 
 
 @functools.cache
-def manifest(alpha: int, redundant: tuple[int, int], in_flight: str, filtered: bool) -> Any:
+def manifest(alpha: int, redundant: tuple[int, int], in_flight: str, filtered: bool, function: bool) -> Any:
+    settings = {"groupFilter": {"function": "mypackage:accept"}} if function else {}
     return job(
         3, alpha, 2, 2,
         rollouts=[{"name": "main", "maxConcurrency": 1}],
         scheduling={"redundancy": {"groups": redundant[0], "members": redundant[1]}},
         algorithm={"groupFilter": "nonconstant" if filtered else "none"},
         weightSync={"inFlight": in_flight},
+        tasks=[
+            {"name": "sums", "data": {"reasoningGym": {"dataset": "chain_sum"}}, "reward": "r",
+             "sampling": {"maxTokens": 16}, **settings}
+        ],
     )  # fmt: skip
 
 
@@ -97,7 +104,9 @@ class FaultyRun(SimulatedRun):
     def __init__(self, schedule: Schedule, record_events: bool = False) -> None:
         self.schedule = schedule
         self.rng = random.Random(schedule.seed)
-        self.spec = manifest(schedule.alpha, schedule.redundant, schedule.in_flight, schedule.filtered)
+        self.spec = manifest(
+            schedule.alpha, schedule.redundant, schedule.in_flight, schedule.filtered, schedule.function
+        )
         cluster = SimulatedCluster(
             [("main", EngineModel(1))] * ENGINES,
             lambda request: 1 + request.sampling.seed % 7,
@@ -105,6 +114,7 @@ class FaultyRun(SimulatedRun):
             sync_seconds=0.3,
             reward=self._reward,
             loop=self._loop,
+            filter=self._filter,
         )
         self.events = hashlib.sha256()
         super().__init__(self.spec, cluster, observer=self._record_event if record_events else None)
@@ -123,7 +133,8 @@ class FaultyRun(SimulatedRun):
     async def _reward(self, sample: str) -> float:
         group, member = sample[1:].split(".")
         await asyncio.sleep(int(group) % 3)
-        return float((int(group) + self.schedule.seed) % 3 > 0 and int(member) % 2)
+        offset = 2.0 * (int(group) % 4) if self.schedule.function else 0.0  # of all rewards of the group
+        return offset + float((int(group) + self.schedule.seed) % 3 > 0 and int(member) % 2)
 
     async def _loop(self, context: Context) -> Any:
         tokens = context.prompt.token_ids
@@ -131,6 +142,11 @@ class FaultyRun(SimulatedRun):
             turn = await context.generate(tokens)
             tokens += turn.token_ids + struct.pack("<i", number) * number  # no observation after the first turn
         return await context.score("", turn.finish)
+
+    async def _filter(self, rewards: list[float]) -> Verdict:
+        """Reject every fourth group by its rewards, after some time: a runner may die meanwhile."""
+        await asyncio.sleep(sum(rewards) % 3)
+        return Verdict(rewards[0] // 2 != 2)
 
     def _disturb(self, frame: list[Any]) -> tuple[float, list[Any]]:
         """Delay a frame, double messages, and exchange messages about different samples."""
@@ -303,6 +319,8 @@ def check(run: FaultyRun) -> None:
     check_engine_seconds(run.running)
     groups: Counter[str] = Counter(row["group_id"] for row in rows if row["state"] == "trained")
     assert set(groups.values()) == {2}, "groups are trained whole"
+    accepted = {row[0]: row[1] for row in run.ledger.query("SELECT 'g' || group_number, accepted FROM decisions")}
+    assert all(accepted.get(group) == (1 if run.schedule.function else None) for group in groups)
     check_contexts(run.ledger)
 
 
@@ -333,6 +351,7 @@ schedules = st.builds(
     redundant=st.sampled_from([(0, 0), (1, 0), (0, 1), (2, 1)]),
     in_flight=st.sampled_from(["keep", "abort", "wait"]),
     filtered=st.booleans(),
+    function=st.booleans(),
     turns=st.integers(1, 3),
     kept=st.booleans(),
     latency=st.sampled_from([0.0, 0.01, 1.0]),

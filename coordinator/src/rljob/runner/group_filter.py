@@ -79,14 +79,14 @@ class FilterFunction:
         async with self._calling:
             if self._worker is None:
                 self._worker = _Worker(self._decide)
-            called = self._worker.call([*rewards])
-            done, _ = await asyncio.wait({called}, timeout=self._limit)
+            called, limit = self._worker.call([*rewards]), self._limit
+            done, _ = await asyncio.wait({called}, timeout=limit)
             if not done:
                 self._worker.leave()
                 self._worker = None
                 return Verdict(
                     False,
-                    f"{self._name} returned nothing for {self._limit:g} s; raise failurePolicy.stallSeconds, or "
+                    f"{self._name} returned nothing for {limit:g} s; raise failurePolicy.stallSeconds, or "
                     "correct the function",
                 )
         return called.result()
