@@ -123,15 +123,28 @@ def check_reward(run: Run) -> None:
     assert len({sample.sample.reward for sample in samples}) > 1
 
 
+def check_filter(run: Run) -> None:
+    """Assert that the filter of the page decided about every group, and rejected one."""
+    groups: dict[str, list[float]] = {}
+    for group, reward in run.rows("SELECT group_id, reward FROM samples WHERE reward IS NOT NULL ORDER BY number"):
+        groups.setdefault(group, []).append(reward)
+    decided = dict(run.rows("SELECT 'g' || group_number, accepted FROM decisions"))
+    trained = {row[0] for row in run.rows("SELECT DISTINCT group_id FROM samples WHERE state = 'trained'")}
+    assert decided == {group: int(rewards.count(max(rewards)) <= 2) for group, rewards in groups.items()}
+    assert trained == {group for group, accepted in decided.items() if accepted} != set(decided)
+
+
 GROUP_ADVANTAGE = {"algorithm": {"advantage": "mypackage.advantages:ranks"}}
+FEW_BEST = {"tasks": {"groupFilter": {"function": "mypackage.filter:few_best"}}}
 NEAR = {"rewards": {"builtin": None, "function": "mypackage.reward:near"}}
 
 
-def test_an_engine_a_backend_an_advantage_of_a_group_and_a_reward_run_a_job(workspace: Workspace) -> None:
-    run = workspace.run("group-advantage", **GROUP_ADVANTAGE, **NEAR).check()
+def test_an_engine_a_backend_an_advantage_of_a_group_a_filter_and_a_reward_run_a_job(workspace: Workspace) -> None:
+    run = workspace.run("group-advantage", **GROUP_ADVANTAGE, **FEW_BEST, **NEAR).check()
     check_engine_and_backend(run)
     check_group_advantages(run)
     check_reward(run)
+    check_filter(run)
 
 
 def test_all_extensions_run_the_job_of_the_page(workspace: Workspace) -> None:
@@ -139,6 +152,7 @@ def test_all_extensions_run_the_job_of_the_page(workspace: Workspace) -> None:
     check_turns(run)
     check_table(run)
     check_batch_advantages(run)
+    check_filter(run)
 
 
 @pytest.mark.skipif(not os.environ.get("RLJOB_THOROUGH"), reason="each part is in a job above; make thorough")
@@ -151,6 +165,7 @@ def test_all_extensions_run_the_job_of_the_page(workspace: Workspace) -> None:
         ("objective", {"algorithm": {"objective": "mypackage.objective:reinforce"}}, check_table),
         ("loop", {"tasks": {"loop": "mypackage.loop:three_guesses"}}, check_turns),
         ("reward", NEAR, check_reward),
+        ("filter", FEW_BEST, check_filter),
     ],
 )
 def test_each_extension_alone_runs_a_job(
@@ -192,6 +207,7 @@ WRONG = {
     "spec.trainer.backend": ("mypackage.backend:thing", "mypackage.backend has no attribute thing"),
     "spec.rollouts[0].engine": ("wrong.raises:thing", "RuntimeError: a licence is missing"),
     "spec.tasks[0].loop": ("wrong.loops:not_async", "async"),
+    "spec.tasks[0].groupFilter.function": ("mypackage.filter:thing", "mypackage.filter has no attribute thing"),
     "spec.rewards[0].function": ("nowhere:thing", "No module named 'nowhere'"),
 }
 """Every field that names code → a value that cannot be used, and the reason."""
@@ -200,8 +216,11 @@ WRONG = {
 def test_wrong_references_are_reported_together_before_anything_starts(workspace: Workspace) -> None:
     sections: dict[str, dict[str, object]] = {"rewards": {"builtin": None}, "algorithm": {"klCoefficient": 1}}
     for path, (reference, _) in WRONG.items():
-        _, section, field = path.split(".")
-        sections.setdefault(section.partition("[")[0], {})[field] = reference
+        _, section, *parents, field = path.split(".")
+        values = sections.setdefault(section.partition("[")[0], {})
+        for parent in parents:
+            values = values.setdefault(parent, {})  # type: ignore[assignment]
+        values[field] = reference
     before = sorted(workspace.place.glob("runs/*"))
     run = workspace.run("wrong", **sections)
     assert run.code == 2, run.output

@@ -113,7 +113,7 @@ def manifest(page: dict[str, Any], name: str, fields: dict[str, dict[str, Any]])
     spec = {**page["spec"], "algorithm": {"preset": "grpo"}, "models": [{"name": "policy", "source": "model"}]}
     del spec["initializer"]
     [task] = spec["tasks"]
-    spec["tasks"] = [{**task, "loop": "single_turn"}]
+    spec["tasks"] = [{**task, "loop": "single_turn", "groupFilter": {}}]
     spec["rewards"] = [{"name": task["reward"], "builtin": "exact_match"}]
     for section, changed in fields.items():
         old = spec[section]

@@ -450,6 +450,25 @@ def episodes(job: RLJob, storage: Path) -> Any:
     return calls.call_args.args, table.call_args.args[2:]
 
 
+def group_filters(job: RLJob, storage: Path) -> Any:
+    """Return the user-written group filter of each task that has one."""
+    found: list[Any] = []
+
+    class Driver:
+        def __init__(self, name: str, connect: Any, runtimes: Any, prompts: Any, codec: Any, rows: Any, filters: Any):
+            found.extend((task, each._function, each._limit) for task, each in filters.items())
+
+        async def run(self) -> None:
+            """Exit at once."""
+            raise asyncio.CancelledError
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    _serve_with(job, storage, Driver)
+    return found
+
+
 def loops(job: RLJob, storage: Path) -> Any:
     """Return the loop of each task."""
     found: list[Any] = []

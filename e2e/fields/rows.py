@@ -278,6 +278,7 @@ ROWS: dict[str, Outcome] = {
     "spec.tasks.groupFilter.kind": Shows(c.scheduled, "nonconstant"),
     "spec.tasks.groupFilter.minMean": Shows(c.scheduled, 0.1),
     "spec.tasks.groupFilter.maxMean": Shows(c.scheduled, 0.9),
+    "spec.tasks.groupFilter.function": Shows(c.group_filters, "e2e.fakes.extensions:accept"),
     "spec.evaluation.everySteps": Shows(c.dispatched, 3, EVALUATED),
     "spec.evaluation.tasks": Shows(c.dispatched, ["more"], EVALUATED),
     "spec.evaluation.problems": Shows(c.dispatched, 3, EVALUATED),

@@ -76,7 +76,7 @@ async def serve(
             prompts,
             prepared.codec,
             {name: size for name, size in held_out.items() if size is not None},
-            filters=_group_filters(prepared),
+            _group_filters(prepared),
         )
         reachable = [
             asyncio.create_task(rewards[reward.name].wait_until_reachable()) for reward in spec.rewards if reward.url

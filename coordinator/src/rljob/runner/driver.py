@@ -35,8 +35,8 @@ class RunnerDriver:
         prompts: the prompts of all tasks.
         codec: the policy's tokenizer.
         held_out: task name → number of rows of its held-out split; tasks with endless splits are absent.
-        capacity: trajectories of training that it drives at a time, and as many of evaluations.
         filters: task name → user-written group filter, of the tasks that have one.
+        capacity: trajectories of training that it drives at a time, and as many of evaluations.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class RunnerDriver:
         prompts: PromptSource,
         codec: Codec,
         held_out: dict[str, int],
-        capacity: int = CAPACITY,
         filters: Mapping[str, GroupFilter] = MappingProxyType({}),
+        capacity: int = CAPACITY,
     ) -> None:
         self._instance = instance
         self._runtimes = runtimes

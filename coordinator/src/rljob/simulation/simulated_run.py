@@ -226,8 +226,8 @@ class SimulatedRun:
             _OneTokenPrompts(),
             _OneTokenCodec(),
             {},
-            cluster.capacity,
             {task.name: cluster.filter for task in self._job.spec.tasks if task.group_filter.function is not None},
+            cluster.capacity,
         )
 
 
