@@ -52,8 +52,8 @@ class GroupDecisions:
     def advance(self) -> None:
         """Ask about the groups that wait for a decision; forget those that ended meanwhile."""
         deciding = self._run.scheduler.deciding
-        for group in [group for group in self._open if group not in deciding]:
-            self._forget(self._open.pop(group))
+        for name in [name for name in self._open if name not in deciding]:
+            self._forget(self._open.pop(name))
         new = [g for g in deciding.values() if g.id not in self._open or self._open[g.id].runner is None]
         runners = self._run.trajectories.runners
         if not new or not runners:
