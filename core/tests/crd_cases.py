@@ -168,6 +168,7 @@ GOOD = [
         "",
     ),
     Case("bounds of a group filter", ("spec.tasks[0].groupFilter={kind: none, minMean: 0.1, maxMean: 0.9}",), ""),
+    Case("a group filter of the user", ("spec.tasks[0].groupFilter={function: 'mypackage.filter:few_best'}",), ""),
     Case("stop strings", ("spec.tasks[0].sampling={stop: [END], minTokens: 2, includeStop: true}",), ""),
     Case("greedy evaluation", ("spec.evaluation={temperature: 0, passAt: [1]}",), ""),
     Case("several answers", ("spec.evaluation={temperature: 0.5, samplesPerProblem: 4, passAt: [4, 1]}",), ""),
@@ -313,6 +314,13 @@ FIELDS = [
         "agent.command[1]: {a.b} is not a column name",
         "",
         MANY,
+    ),
+    Case(
+        "a group filter of an invalid reference",
+        ("spec.tasks[0].groupFilter.function=few_best",),
+        "must be module:attribute of your own package",
+        "should match",
+        SCHEMA,
     ),
     Case(
         "an agent of an invalid reference",

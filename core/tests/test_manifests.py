@@ -596,6 +596,7 @@ def test_a_function_needs_an_image_with_its_package_and_runs_rljob_s_service_in_
         ("trainer", "trainer.backend"),
         ("runner", "tasks[0].loop"),
         ("runner", "tasks[0].agent.function"),
+        ("runner", "tasks[0].groupFilter.function"),
         ("rewards[0]", "rewards[0].function"),
         ("environments[0]", "environments[0].function"),
         ("rollouts[0]", "rollouts[0].engine"),

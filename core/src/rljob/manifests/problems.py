@@ -73,6 +73,7 @@ def _user_code(job: RLJob) -> Iterator[str]:
         uses += [
             ("runner", spec.runner.template, f"tasks[{i}].loop", task.loop),
             ("runner", spec.runner.template, f"tasks[{i}].agent.function", agent),
+            ("runner", spec.runner.template, f"tasks[{i}].groupFilter.function", task.group_filter.function),
         ]
     for field, service in spec.services.items():
         uses.append((field, service.template, f"{field}.function", service.function))
