@@ -42,8 +42,8 @@ DECISIONS = (
             AuditRule(
                 "SELECT 'group ' || e.id FROM decisions d JOIN ends e ON e.number = d.group_number WHERE"
                 " CASE WHEN d.accepted = 1 THEN filtered > 0 WHEN d.reason = '' THEN filtered != :members ELSE"
-                " (SELECT COUNT(*) FROM samples s WHERE s.group_number = e.number AND s.state = 'failed'"
-                " AND s.reason = d.reason) != :members END",
+                " (SELECT COUNT(*) FROM samples s JOIN groups g ON g.number = e.number"
+                f" WHERE {MEMBERS_OF} AND s.state = 'failed' AND s.reason = d.reason) != :members END",
                 "its samples ended otherwise than its user-written filter decided",
             ),
             AuditRule(
