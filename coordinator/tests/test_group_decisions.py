@@ -73,12 +73,7 @@ def check(world: Any) -> None:
 async def test_a_run_trains_the_groups_that_the_function_accepts(new_world: Any, tmp_path: Path) -> None:
     world = new_world(manifest(), tmp_path)
 
-    def decide(message: m.FilterGroup) -> m.GroupFiltered:
-        rows = world.store.query("SELECT reward FROM samples WHERE group_id = ? ORDER BY number", message.group)
-        assert message.rewards == [row[0] for row in rows], "the rewards are durable before the question is sent"
-        return m.GroupFiltered(message.group, message.number, message.group != "g1")
-
-    world.decide = decide
+    world.decide = lambda asked: m.GroupFiltered(asked.group, asked.number, asked.group != "g1")
     await begun(world)
     await world.settle()
     check(world)
@@ -88,6 +83,26 @@ async def test_a_run_trains_the_groups_that_the_function_accepts(new_world: Any,
     assert world.runner.filtered == {}, "every answer is acknowledged"
     numbers = [asked.number for asked in world.runner.asked]
     assert len(set(numbers)) == len(numbers) == len({asked.group for asked in world.runner.asked})
+
+
+async def test_rewards_are_durable_before_the_question_and_a_decision_before_its_acknowledgement(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = new_world(manifest(), tmp_path)
+    world.commit_turns = lambda: 20
+    await begun(world)
+    acknowledged: set[str] = set()
+    for _ in range(2000):
+        asked, open_ = len(world.runner.asked), set(world.runner.filtered)
+        for part in world.parts:
+            part.step()
+        for message in world.runner.asked[asked:]:
+            rows = world.store.query("SELECT reward FROM samples WHERE group_id = ? ORDER BY number", message.group)
+            assert message.rewards == [row[0] for row in rows]
+        acknowledged |= open_ - set(world.runner.filtered)
+        assert acknowledged <= set(decisions(world))
+        await asyncio.sleep(0)
+    assert acknowledged
 
 
 async def test_a_function_that_fails_ends_its_groups_and_the_run_continues(new_world: Any, tmp_path: Path) -> None:
