@@ -239,3 +239,13 @@ def test_a_wrong_advantage_ends_the_run_with_one_message_and_no_step(workspace: 
     assert "shape (3,) for a group of 4" in sentence
     assert run.rows("SELECT COUNT(*) FROM applied")[0][0] == 0
     assert not list(run.directory.glob("checkpoints/step-*"))
+
+
+def test_a_group_filter_that_fails_ends_its_groups_and_the_run_continues(workspace: Workspace) -> None:
+    run = workspace.run("fails-at-first", tasks={"groupFilter": {"function": "wrong.filters:fails_at_first"}}).check()
+    name = "tasks[sums].groupFilter.function wrong.filters:fails_at_first"
+    failed = run.rows("SELECT reason, COUNT(*) FROM samples WHERE state = 'failed' GROUP BY reason ORDER BY reason")
+    assert [tuple(row) for row in failed] == [
+        (f"{name} raised RuntimeError: a licence is missing", 4),
+        (f"{name} returned None; return True or False", 4),
+    ]

@@ -69,11 +69,10 @@ def test_the_timeline_shows_the_best_split(rljob, files, tmp_path):
     assert {(event["pid"], event["tid"], event["dur"]) for event in kinds["weights"]} == {(1, 0, 1e6), (2, 0, 1e6)}
 
 
-def test_a_filter_costs_groups(rljob, files):
-    every = rljob("simulate", *files(), "-o", "json")[1]
-    half = rljob(
-        "simulate", *files(acceptedGroups=0.5), "--set", "spec.algorithm.groupFilter=nonconstant", "-o", "json"
-    )[1]
+@pytest.mark.parametrize("field", ["algorithm.groupFilter=nonconstant", "tasks[0].groupFilter.function=mine:accept"])
+def test_a_filter_costs_groups(rljob, files, field):
+    every = rljob("simulate", *files(), "--set", f"spec.{field}", "-o", "json")[1]
+    half = rljob("simulate", *files(acceptedGroups=0.5), "--set", f"spec.{field}", "-o", "json")[1]
     seconds = [json.loads(out)["splits"][0]["stepSeconds"] for out in (every, half)]
     assert seconds[1] > 1.3 * seconds[0]
 

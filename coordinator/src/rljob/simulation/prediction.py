@@ -12,6 +12,7 @@ from rljob.api.roles import Rollout
 from rljob.api.speeds import Speeds
 from rljob.protocol import messages as m
 from rljob.protocol.simulation_messages import SplitPrediction
+from rljob.runner.group_filter import Verdict
 from rljob.scheduling.seeds import derive
 from rljob.simulation.simulated_engine import EngineModel, SimulationRecorder
 from rljob.simulation.simulated_run import Outcome, SimulatedCluster, simulate
@@ -120,6 +121,9 @@ def predict_split(
         group, member = sample.split(".")
         return float(_fraction(derive(seed, group, 0, 0)) < speeds.accepted_groups and int(member) % 2)
 
+    async def group_filter(rewards: list[float]) -> Verdict:
+        return Verdict(speeds.accepted_groups == 1 or max(rewards) > 0)
+
     durations: list[float] = []
 
     def train_seconds(batch: m.Train) -> float:
@@ -134,6 +138,7 @@ def predict_split(
         train_seconds,
         speeds.engine.weight_update_seconds,
         reward,
+        filter=group_filter,
         runners=job.spec.runner.replicas.min,
     )
     try:
