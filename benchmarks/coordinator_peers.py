@@ -247,7 +247,7 @@ class Agent:
                 case m.Generate():
                     self._generate(message)
                 case m.Forget():
-                    self._contexts.forget(message.samples)
+                    self._contexts.forget(message.contexts)
                 case m.PrepareWeights():
                     self._version = message.version
                     self._peers.has_weights(self._number)
@@ -269,7 +269,7 @@ class Agent:
         """Answer a request, together with others that end within two milliseconds."""
         completion = self._peers.completion(request, self._version)
         if self._peers.load.turns > 1:
-            self._contexts.keep(request.request_id.sample, request.token_ids + completion.token_ids)
+            self._contexts.keep(request.request_id, request.token_ids + completion.token_ids)
         self._done.append(completion)
         if len(self._done) == 1:
             asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)

@@ -44,9 +44,9 @@ FILL = (
     " MAX(0, step - :staleness) * :prompts * 8, step >= :steps FROM numbers WHERE member = 0",
     "INSERT INTO samples (number) SELECT sample FROM numbers WHERE step >= :steps",
     "INSERT INTO samples SELECT sample, 0, 'trained', '', 0.5, '[0.5]', json_array(g * 8 + member + 1), 100, :tokens,"
-    " 100 + :tokens, step, step, 'stop', NULL, '{\"accuracy\":1.0}', 0, 0, 2031, step, 0.0 FROM numbers"
+    " 100 + :tokens, NULL, step, step, 'stop', NULL, '{\"accuracy\":1.0}', 0, 0, 2031, step, 0.0 FROM numbers"
     " WHERE step < :steps",
-    "INSERT INTO completions SELECT g * 8 + member + 1, sample, 0, 0, 'stop', :tokens, 100 + :tokens, step, step,"
+    "INSERT INTO completions SELECT g * 8 + member + 1, sample, 0, '', 0, 'stop', :tokens, 100 + :tokens, step, step,"
     " 'main-0.0', printf('%032d', 0), 0, 0, 4451 FROM numbers WHERE step < :steps",
     "INSERT INTO applied SELECT DISTINCT step, 1, '{}', step FROM numbers WHERE step < :steps",
     "INSERT INTO batches SELECT step, step, COUNT(DISTINCT g), json_group_array('g' || g || '.' || member)"
@@ -82,9 +82,9 @@ def fill(run: Path) -> int:
         )
         at = segments.append(content)
         digest = blake3.blake3(content).hexdigest(16)
-        row = (number, 0, 0, "abort", TOKENS, 100 + TOKENS, steps, steps, "main-0.0", digest, *at)
+        row = (number, 0, "", 0, "abort", TOKENS, 100 + TOKENS, steps, steps, "main-0.0", digest, *at)
         rows.append((steps * RESTART.prompts * MEMBERS + len(rows) + 1, *row))
-    db.executemany(f"INSERT INTO completions VALUES (?{',?' * 13})", rows)
+    db.executemany(f"INSERT INTO completions VALUES (?{',?' * 14})", rows)
     segments.close()
     db.execute("COMMIT")
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -160,13 +160,13 @@ def alter(run: Path, *statements: str) -> None:
     db.close()
 
 
-def add_completion(run: Path, source: str, sample: str, turn: int, attempt: int) -> None:
+def add_completion(run: Path, source: str, sample: str, turn: int, attempt: int, branch: str = "") -> None:
     """Add a completion to a sample; the rest is that of the first completion of the sample ``source``."""
     alter(
         run,
         f"INSERT INTO completions SELECT (SELECT MAX(number) + 1 FROM completions), {sample_number(sample)}, {turn},"
-        f" {attempt}, finish, tokens, total_tokens, min_version, max_version, engine, digest, segment, position, length"
-        f" FROM completions WHERE sample = '{source}' ORDER BY number LIMIT 1",
+        f" '{branch}', {attempt}, finish, tokens, total_tokens, min_version, max_version, engine, digest, segment,"
+        f" position, length FROM completions WHERE sample = '{source}' ORDER BY number LIMIT 1",
         "UPDATE samples SET completions = json_insert(completions, '$[#]', (SELECT MAX(number) FROM completions))"
         f" WHERE id = '{sample}'",
     )

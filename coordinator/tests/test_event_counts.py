@@ -110,7 +110,8 @@ async def test_a_new_lineage_discards_the_request_and_the_sample_gets_another_le
 async def test_an_answer_from_an_engine_that_lost_the_request_aborts_it_elsewhere(held: Any) -> None:
     world, engine = held
     key = next(iter(engine.requests))
-    context = m.context_digest(world.run.trajectories.by_sample[key[0]].sequence())
+    turn = world.run.trajectories.by_sample[key[0]].turns[key[1], key[3]]
+    context = m.context_digest(turn.given + turn.token_ids)
     agent = SimpleNamespace(send=lambda message: None, instance="another")
     world.run.trajectories.completed(m.Completion(m.RequestId(*key), b"", b"", [], "stop", 0.0, context), agent)
     assert events(world) == {"aborted/elsewhere": 1}
@@ -161,7 +162,8 @@ async def test_a_request_that_a_weight_update_or_a_drain_interrupts_is_requeued(
 
     def interrupt() -> None:
         key = next(iter(engine.requests))
-        context = m.context_digest(world.run.trajectories.by_sample[key[0]].sequence())
+        turn = world.run.trajectories.by_sample[key[0]].turns[key[1], key[3]]
+        context = m.context_digest(turn.given + turn.token_ids)
         completion = m.Completion(m.RequestId(*key), b"", b"", [], "abort", 0.0, context)
         world.run.trajectories.completed(completion, engine.connection)
 

@@ -37,6 +37,7 @@ from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
 from rljob.protocol.contexts import KeptContexts
 from rljob.protocol.shards import encode_selection
+from rljob.scheduling.dispatch import RequestKey
 
 
 def job(steps: int = 4, alpha: int = 1, n: int = 2, g: int = 2, **spec: Any) -> RLJob:
@@ -284,10 +285,10 @@ class Agent(Component):
         self.settings = next(entry for entry in world.manifest.spec.rollouts if entry.name == pool)
         self.generated: list[tuple[str, int, int]] = []  # sample, prompt and maximum response tokens, version
         self.queue: list[m.Generate] = []
-        self.unacknowledged: dict[tuple[str, int, int], m.Completion] = {}
+        self.unacknowledged: dict[RequestKey, m.Completion] = {}
         self.lineage, self.version, self.digest = -1, -1, ""
         self.preparing: m.PrepareWeights | None = None
-        self.begun: dict[tuple[str, int, int], int] = {}  # sample, turn, attempt → version at its start
+        self.begun: dict[RequestKey, int] = {}  # request → version at its start
         self.hold = False  # generate nothing
         self.wrong_digest = ""  # digest to report instead
         self.probe = (0.0, 0.0)  # largest and mean difference to report
@@ -322,8 +323,8 @@ class Agent(Component):
             case m.Generate():
                 if self.version >= 0:  # else it was meant for the previous engine process
                     self._generate(message)
-            case m.Forget(samples=samples):
-                self.contexts.forget(samples)
+            case m.Forget(contexts=names):
+                self.contexts.forget(names)
             case m.Abort(request_ids=request_ids):
                 self.queue = [generate for generate in self.queue if generate.request_id not in request_ids]
             case m.AckCompletions(request_ids=request_ids):
@@ -364,7 +365,7 @@ class Agent(Component):
             begun = self.begun.pop(msgspec.structs.astuple(generate.request_id))
             completion = generate_tokens(generate, begun, self.version)
             self.unacknowledged[msgspec.structs.astuple(generate.request_id)] = completion
-            self.contexts.keep(generate.request_id.sample, generate.token_ids + completion.token_ids)
+            self.contexts.keep(generate.request_id, generate.token_ids + completion.token_ids)
             self.say(m.Completions([completion]))
             busy = True
         return busy

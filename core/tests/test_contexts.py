@@ -29,7 +29,7 @@ def request(token_ids=ADDED, prefix_tokens=2, context=context_digest(BEFORE + AD
 @pytest.fixture
 def contexts():
     kept = KeptContexts(100)
-    kept.keep("g0.0", BEFORE)
+    kept.keep(RequestId("g0.0", 0, 0), BEFORE)
     return kept
 
 
@@ -46,7 +46,7 @@ def test_a_request_of_all_tokens_needs_nothing_kept_and_takes_its_place(contexts
 
 
 def test_a_longer_context_is_cut_to_the_prefix(contexts):
-    contexts.keep("g0.0", BEFORE + b"more")
+    contexts.keep(RequestId("g0.0", 0, 0), BEFORE + b"more")
     assert contexts.whole(request()).token_ids == BEFORE + ADDED
 
 
@@ -68,19 +68,19 @@ def test_a_request_that_is_about_other_tokens_is_missing_its_prefix(contexts, wr
 def test_the_oldest_contexts_make_room_for_new_ones():
     contexts = KeptContexts(20)
     for sample in ("g0.0", "g0.1", "g0.0", "g0.2"):
-        contexts.keep(sample, BEFORE)
+        contexts.keep(RequestId(sample, 0, 0), BEFORE)
     assert [contexts.whole(request(sample=f"g0.{member}")) is None for member in range(3)] == [False, True, False]
-    contexts.keep("g0.3", bytes(24))
-    contexts.keep("g0.4", BEFORE)
+    contexts.keep(RequestId("g0.3", 0, 0), bytes(24))
+    contexts.keep(RequestId("g0.4", 0, 0), BEFORE)
     assert contexts.whole(request(sample="g0.4")) is not None, "one that is longer than the bound is not kept"
 
 
 def test_samples_are_forgotten(contexts):
-    contexts.keep("g0.1", BEFORE)
-    contexts.keep("g0.2", BEFORE)
+    contexts.keep(RequestId("g0.1", 0, 0), BEFORE)
+    contexts.keep(RequestId("g0.2", 0, 0), BEFORE)
     contexts.forget(["g0.0", "g7.7"])
     assert contexts.whole(request()) is None and contexts.whole(request(sample="g0.1")) is not None
     contexts.clear()
     assert contexts.whole(request(sample="g0.2")) is None
-    contexts.keep("g0.2", bytes(100))
+    contexts.keep(RequestId("g0.2", 0, 0), bytes(100))
     assert contexts.whole(request(bytes(4), 25, context_digest(bytes(104)), "g0.2")) is not None, "the room is free"

@@ -152,8 +152,8 @@ async def test_what_open_samples_have_generated_is_restored_from_their_completio
     ledger.restore()
     assert ledger.progress == before
     assert {sample_id(number): progress.row for number, progress in before.items()} == {
-        "g1.0": ("[2, 3]", 2, 4, 6, 4, 5, "stop"),
-        "g1.1": ("[4]", None, None, None, None, None, None),
+        "g1.0": ("[2, 3]", 2, 4, 6, None, 4, 5, "stop"),
+        "g1.1": ("[4]", None, None, None, None, None, None, None),
     }
     ledger.record_completion(completion("g1.1", 0, 1, 2, 1), "", 3, 6, 6)
     ledger.record_score("g1.1", Kind.TRAIN, 1.0, [1.0], {}, "text")

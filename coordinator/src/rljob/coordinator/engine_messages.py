@@ -141,7 +141,7 @@ class EngineMessages:
 
     def _generation_failed(self, engine: EngineRecord, message: m.GenerationFailed) -> None:
         run = self._run
-        key = (message.request_id.sample, message.request_id.turn, message.request_id.attempt)
+        key = message.request_id.key
         if key not in engine.requests:
             return  # the request is no longer assigned to this engine
         reason = message.reason

@@ -171,7 +171,7 @@ class Leases:
         self._before_lease(trajectory)
         trajectory.runner, trajectory.since = runner, asyncio.get_running_loop().time()
         self._runners[runner].add(trajectory)
-        turns = [turn.tokens(number) for number, turn in sorted(trajectory.turns.items()) if turn.finished]
+        turns = [turn.tokens(*key) for key, turn in trajectory.turns.items() if turn.finished]
         split = "train" if trajectory.version is None else "heldOut"
         trajectory.lease = self.next_number()
         lease = m.LeaseTrajectory(

@@ -125,16 +125,16 @@ def _trajectory(ledger: LedgerWriter, sample: Sample, row: SampleRecord, version
     """Return the trajectory of an open sample, with the turns of its completions. ``version``: pinned policy
     version."""
     result = Trajectory(sample, sample.group.task, sample.group.row, version, row.attempt)
-    result.recorded_version, result.dispatched = row.min_version, row.dispatched
-    known = [v for v in (result.recorded_version, result.dispatched) if v is not None]
-    sample.min_version = min(known, default=None)
+    result.recorded_version, result.dispatched_before = row.min_version, row.dispatched
+    result.bound_version()
     progress = ledger.progress.get(sample_number(sample.id))
     for record in queries.payload_records(ledger, progress.numbers if progress else [], row.attempt):
-        turn = result.turns.get(record.turn)
+        key = (record.turn, record.branch)
+        turn = result.turns.get(key)
         if turn is None:
-            turn = result.add_turn(record.turn, record.given)
+            turn = result.add_turn(key, record.given)
             turn.context = record.context
-        result.append(record.token_ids)
+        result.branches[record.branch].append(record.token_ids)
         turn.token_ids += record.token_ids
         turn.finish = record.finish
         turn.completions += 1

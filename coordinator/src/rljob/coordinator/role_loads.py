@@ -102,4 +102,4 @@ class RoleLoads:
 def _awaits_score(trajectory: Trajectory) -> bool:
     """Return whether the answer of a sample is complete and has no score."""
     turns = trajectory.turns
-    return trajectory.request is None and bool(turns) and all(turn.finished for turn in turns.values())
+    return not trajectory.requests and bool(turns) and all(turn.finished for turn in turns.values())

@@ -2,7 +2,8 @@
 
 A sample is *leased* to a runner, which requests *generation*; the request waits for an engine, runs, and its completion
 is recorded before any message about it is sent. An interrupted turn continues from its recorded prefix as a new
-attempt. The first record of (sample, turn, attempt) counts; later ones are acknowledged and dropped.
+attempt. The first record of (sample, turn, attempt, branch) counts; later ones are acknowledged and dropped. The
+branches of a sample generate at the same time, each by a request of its own.
 
 A loop that runs again makes the same calls, so another lease continues its turns. An agent program does not: with
 another lease it begins again, and the tokens of the lease before are discarded.
@@ -22,9 +23,10 @@ from rljob.coordinator.connection import Connection
 from rljob.coordinator.engines import EngineRecord, Engines
 from rljob.coordinator.event_counts import Abort, EventCounts, Requeue
 from rljob.coordinator.leases import Leases
-from rljob.coordinator.trajectory import ANOTHER_CONTEXT, Trajectory, Turn
+from rljob.coordinator.trajectory import ANOTHER_CONTEXT, Branch, Trajectory, Turn
 from rljob.ledger.payload_record import INT32, PayloadRecord
 from rljob.ledger.writer import LedgerWriter
+from rljob.protocol import branches
 from rljob.protocol import messages as m
 from rljob.scheduling.dispatch import Request, RequestKey, RequestKind, RequestQueue
 from rljob.scheduling.seeds import derive
@@ -97,8 +99,8 @@ class Trajectories:
 
     def _end(self, trajectory: Trajectory) -> None:
         self._leases.remove(trajectory)
-        self._withdraw(trajectory, "ended")
-        trajectory.kept(None)
+        self._withdraw_all(trajectory, "ended")
+        trajectory.forget_contexts()
 
     def start_over(self, trajectory: Trajectory) -> None:
         """Discard the generated tokens of a sample and generate it again with current weights (after a new lineage)."""
@@ -107,12 +109,12 @@ class Trajectories:
 
     def _before_lease(self, trajectory: Trajectory) -> None:
         """Discard what an agent program generated under an earlier lease."""
-        if trajectory.task in self._agent_tasks and (trajectory.turns or trajectory.dispatched is not None):
+        if trajectory.task in self._agent_tasks and trajectory.generated:
             self._discard(trajectory)
 
     def _discard(self, trajectory: Trajectory) -> None:
-        """Discard the generated tokens of a sample and its open request."""
-        self._withdraw(trajectory, "discarded")
+        """Discard the generated tokens of a sample and its open requests."""
+        self._withdraw_all(trajectory, "discarded")
         trajectory.discard(trajectory.attempts + sum(turn.completions for turn in trajectory.turns.values()) + 1)
         self._ledger.discard_generation(trajectory.sample.id, trajectory.attempts)
         for completion, agent in trajectory.early.values():
@@ -155,7 +157,7 @@ class Trajectories:
         """Handle a runner's request for the tokens of a turn; recorded tokens answer a repeated request.
 
         Raises:
-            ValueError: another turn is not finished; or as :meth:`Trajectory.turn_of`.
+            ValueError: as :meth:`Trajectory.turn_of`.
         """
         trajectory = self.current(message, runner)
         if trajectory is None:
@@ -163,35 +165,28 @@ class Trajectories:
             if known is None or known.runner is not runner:  # else the message crossed a new lease to the runner
                 runner.send(m.Cancel([message.sample]))
             return
-        unfinished = message.turn > 0 and trajectory.wants(message.turn - 1)  # all before the newest are finished
-        open_ = trajectory.request is not None and trajectory.request.key[1] != message.turn
-        if unfinished or open_:
-            raise ValueError(
-                f"it requests turn {message.turn} before another turn is finished; a loop awaits each turn before it "
-                "requests the next one"
-            )
         turn = trajectory.turn_of(message)
         if not turn.finished:
             turn.request = message
             if turn.completions and turn.remaining_tokens <= 0:
                 turn.end("length")  # interrupted at its last token
         if turn.finished:
-            result = turn.result(message.sample, message.turn)
+            result = turn.result(message.sample, message.turn, message.branch)
             self._ledger.then(lambda: runner.send(result))  # its completion may not be durable yet
-        elif trajectory.request is None:
-            self._enqueue(trajectory, message.turn)
+        elif trajectory.branches[message.branch].request is None:
+            self._enqueue(trajectory, trajectory.branches[message.branch], message.turn)
 
-    def _enqueue(self, trajectory: Trajectory, number: int) -> None:
-        turn = trajectory.turns[number]
-        key = (trajectory.sample.id, number, trajectory.attempts + turn.completions)
+    def _enqueue(self, trajectory: Trajectory, branch: Branch, number: int) -> None:
+        turn = trajectory.turns[number, branch.name]
+        key = (trajectory.sample.id, number, trajectory.attempts + turn.completions, branch.name)
         assert turn.request is not None
         tokens = turn.context_tokens + turn.request.max_tokens
         min_model_length = next((length for length in self._lengths if length >= tokens), tokens)
         request = Request(
             key, trajectory.sample.group.prefix, trajectory.order, tokens, trajectory.version, min_model_length,
-            trajectory.previous,
+            branch.previous,
         )  # fmt: skip
-        trajectory.request, trajectory.since = request, self._now()
+        branch.request, trajectory.since = request, self._now()
         claimant = self._claims.pop(key, None)
         early = trajectory.early.pop(key, None)
         if early is not None:
@@ -207,29 +202,29 @@ class Trajectories:
         which no engine had a request yet."""
         for request, engine in self.queue.assign(self._engines.connected(), eligible, start_groups):
             trajectory = self.by_sample[request.key[0]]
-            trajectory.previous = engine
+            branch = trajectory.branches[request.key[3]]
+            branch.previous = engine
             assert engine.connection is not None and engine.serving is not None
-            self._started(trajectory, engine.serving[1])
+            self._started(trajectory, branch, engine.serving[1])
             agent, generate = engine.connection, self._generate(trajectory, request, engine)
-            trajectory.sent_to(engine)
+            branch.sent_to(trajectory.sample.id, engine)
             self._ledger.then(lambda agent=agent, generate=generate: agent.send(generate))  # type: ignore[misc]
 
     def send_whole_context(self, engine: EngineRecord, request_id: m.RequestId) -> None:
         """Send a request again, with its whole context, to an engine whose agent lacks the beginning of it."""
-        request = engine.requests.get((request_id.sample, request_id.turn, request_id.attempt))
+        request = engine.requests.get(request_id.key)
         if request is not None and engine.connection is not None:
             engine.connection.send(self._generate(self.by_sample[request_id.sample], request, None))
 
     def _generate(self, trajectory: Trajectory, request: Request, engine: EngineRecord | None) -> m.Generate:
         return trajectory.generate(m.RequestId(*request.key), derive(self._seed, *request.key), engine)
 
-    def _started(self, trajectory: Trajectory, version: int) -> None:
+    def _started(self, trajectory: Trajectory, branch: Branch, version: int) -> None:
         """Record that an engine serving ``version`` gets the request, if it is the first one of the group or follows
         discarded tokens. The record is durable before the request is sent, so that a restarted coordinator has a lower
         bound of the version of the tokens."""
-        trajectory.dispatched, trajectory.since = version, self._now()
-        recorded = trajectory.recorded_version
-        trajectory.sample.min_version = version if recorded is None else min(recorded, version)
+        branch.dispatched, trajectory.dispatched_before, trajectory.since = version, None, self._now()
+        trajectory.bound_version()
         group = trajectory.sample.group
         if group.dispatched is None:
             group.dispatched = version
@@ -244,69 +239,82 @@ class Trajectories:
             ValueError: it was generated from another context than its turn has.
         """
         request_id = completion.request_id
-        key = (request_id.sample, request_id.turn, request_id.attempt)
+        key, place = request_id.key, (request_id.turn, request_id.branch)
         trajectory = self.by_sample.get(request_id.sample)
-        wanted = (
-            trajectory is not None and trajectory.wants(request_id.turn) and request_id.attempt >= trajectory.attempts
-        )
-        if trajectory is not None and wanted and trajectory.request is None:
+        branch = None if trajectory is None else trajectory.branches.get(request_id.branch)
+        request = None if branch is None else branch.request
+        wanted = trajectory is not None and trajectory.wants(place) and request_id.attempt >= trajectory.attempts
+        if trajectory is not None and wanted and request is None:
             trajectory.early[key] = (completion, agent)  # the runner has not repeated its request yet; not acknowledged
             return
-        if trajectory is None or trajectory.request is None or trajectory.request.key != key:
+        if trajectory is None or branch is None or request is None or request.key != key:
             agent.send(m.AckCompletions([request_id]))
             return
-        turn = trajectory.turns[request_id.turn]
-        if completion.context != trajectory.digest.digest():
+        turn = trajectory.turns[place]
+        if completion.context != branch.digest.digest():
             # Requested from a coordinator that was killed, by a run of the loop that made other calls.
-            raise ValueError(ANOTHER_CONTEXT.format(request_id.turn))
+            raise ValueError(ANOTHER_CONTEXT.format(branches.described(*place)))
         engine = self._engines.of_connection(agent)
         updating = engine is not None and engine.update is not None
-        self._withdraw(trajectory, "elsewhere", abort=trajectory.engine is not engine)
-        self._record(trajectory, turn, completion, engine, agent.instance)
+        self._withdraw(trajectory, branch, "elsewhere", abort=branch.engine is not engine)
+        self._record(trajectory, branch, turn, completion, engine, agent.instance)
         if completion.finish != "abort" or turn.remaining_tokens == 0:
             turn.end(completion.finish if completion.finish != "abort" else "length")
             trajectory.since = self._now()
-            generated = turn.result(request_id.sample, request_id.turn)
+            generated = turn.result(request_id.sample, *place)
             self._ledger.then(lambda: trajectory.runner.send(generated) if trajectory.runner else None)
         else:
             self._events.requeued("update" if updating else "interrupted")
-            self._enqueue(trajectory, request_id.turn)
+            self._enqueue(trajectory, branch, request_id.turn)
         self._ledger.then(lambda: agent.send(m.AckCompletions([request_id])))
         self._changed()
 
     def _record(
-        self, trajectory: Trajectory, turn: Turn, completion: m.Completion, engine: EngineRecord | None, name: str
+        self,
+        trajectory: Trajectory,
+        branch: Branch,
+        turn: Turn,
+        completion: m.Completion,
+        engine: EngineRecord | None,
+        name: str,
     ) -> None:
         request_id = completion.request_id
         tokens = len(completion.token_ids) // INT32
         versions = [span.version for span in completion.spans]
         if not versions and completion.finish != "abort":
             # No tokens: attribute the completion to the version that the engine serves.
-            serving = engine.serving[1] if engine is not None and engine.serving is not None else trajectory.dispatched
+            serving = engine.serving[1] if engine is not None and engine.serving is not None else branch.dispatched
             versions = [serving] if serving is not None else []
         known = [*versions, *([] if trajectory.recorded_version is None else [trajectory.recorded_version])]
         trajectory.recorded_version = min(known, default=None)
-        trajectory.sample.min_version = trajectory.recorded_version
-        trajectory.dispatched = None
+        branch.dispatched = trajectory.dispatched_before = None
+        trajectory.bound_version()
         given = b"" if turn.completions else turn.given
         turn.context = turn.context or completion.context
         turn.token_ids += completion.token_ids
         turn.completions += 1
-        trajectory.append(completion.token_ids)
-        trajectory.kept(engine)
+        branch.append(completion.token_ids)
+        branch.kept(request_id.sample, engine)
         self.generated_tokens += tokens
         record = PayloadRecord(
             request_id.sample, request_id.turn, request_id.attempt, given, completion.token_ids,
-            completion.logprobs, completion.spans, completion.finish, completion.context,
+            completion.logprobs, completion.spans, completion.finish, completion.context, branch.name,
         )  # fmt: skip
         highest = max(versions, default=None)
-        self._ledger.record_completion(record, name, trajectory.tokens, trajectory.recorded_version, highest)
+        self._ledger.record_completion(record, name, branch.tokens, trajectory.recorded_version, highest)
 
-    def _withdraw(self, trajectory: Trajectory, reason: Abort, abort: bool = True) -> None:
-        """Remove the trajectory's request from the queue or from its engine, which aborts it unless it has ended it."""
-        request, engine = trajectory.request, trajectory.engine
-        trajectory.request = None
+    def _withdraw_all(self, trajectory: Trajectory, reason: Abort) -> None:
+        """Withdraw the requests of all branches, also those that no runner has repeated yet."""
+        for branch in trajectory.branches.values():
+            self._withdraw(trajectory, branch, reason)
         for key in [key for key in self._claims if key[0] == trajectory.sample.id]:
+            self._abort(self._claims.pop(key), key, reason)
+
+    def _withdraw(self, trajectory: Trajectory, branch: Branch, reason: Abort, abort: bool = True) -> None:
+        """Remove the branch's request from the queue or from its engine, which aborts it unless it has ended it."""
+        request, engine = branch.request, branch.engine
+        branch.request = None
+        for key in [key for key in self._claims if (key[0], key[3]) == (trajectory.sample.id, branch.name)]:
             self._abort(self._claims.pop(key), key, reason)
         if request is None:
             return
@@ -322,24 +330,26 @@ class Trajectories:
     def register_engine(self, engine: EngineRecord, running: list[m.RequestId]) -> None:
         """Reconcile the requests of an engine with those that its agent reports as ``running``: unwanted ones are
         aborted, missing ones are dispatched again."""
-        held = dict.fromkeys((request_id.sample, request_id.turn, request_id.attempt) for request_id in running)
+        held = dict.fromkeys(request_id.key for request_id in running)
         self._forget_claims(engine)
         for key in [key for key in engine.requests if key not in held]:
             self._requeue(engine, key, "not_held")
         for key in held:
             trajectory = self.by_sample.get(key[0])
-            if trajectory is None or (trajectory.request is not None and trajectory.request.key != key):
+            branch = None if trajectory is None else trajectory.branches.get(key[3])
+            request = None if branch is None else branch.request
+            if trajectory is None or (request is not None and request.key != key):
                 self._abort(engine, key, "not_wanted")
-            elif trajectory.request is None:
-                if trajectory.wants(key[1]) and key[2] >= trajectory.attempts:
+            elif branch is None or request is None:
+                if trajectory.wants((key[1], key[3])) and key[2] >= trajectory.attempts:
                     self._claims[key] = engine
                 else:
                     self._abort(engine, key, "not_wanted")
-            elif trajectory.request.engine is None:
-                self.queue.cancel(trajectory.request)
-                trajectory.request = replace(trajectory.request)  # the cancelled object stays in the queue
-                engine.add(trajectory.request)
-            elif trajectory.engine is not engine:
+            elif request.engine is None:
+                self.queue.cancel(request)
+                branch.request = replace(request)  # the cancelled object stays in the queue
+                engine.add(branch.request)
+            elif request.engine is not engine:
                 self._abort(engine, key, "not_wanted")
         self._changed()
 
@@ -373,12 +383,14 @@ class Trajectories:
 
         Returns how often requests of the sample have failed so far; 0 if the request is no longer current.
         """
-        self._claims.pop((request_id.sample, request_id.turn, request_id.attempt), None)
-        request = engine.remove((request_id.sample, request_id.turn, request_id.attempt))
+        self._claims.pop(request_id.key, None)
+        request = engine.remove(request_id.key)
         trajectory = self.by_sample.get(request_id.sample)
-        if request is None or trajectory is None or trajectory.request is not request:
+        branch = None if request is None or trajectory is None else trajectory.branch_of(request)
+        if request is None or trajectory is None or branch is None:
             return 0
-        trajectory.sample.min_version = trajectory.recorded_version
+        branch.dispatched = trajectory.dispatched_before = None
+        trajectory.bound_version()
         trajectory.returns += 1
         self._events.requeued("engine_failed")
         pause = FIRST_PAUSE_SECONDS * 2**trajectory.returns
@@ -392,10 +404,12 @@ class Trajectories:
             self._put_back(request)
 
     def _put_back(self, request: Request) -> None:
-        """Queue a request again if it is still the current request of its sample."""
+        """Queue a request again if it is still the current request of its branch."""
         trajectory = self.by_sample.get(request.key[0])
-        if trajectory is not None and trajectory.request is request:
-            trajectory.dispatched, trajectory.sample.min_version = None, trajectory.recorded_version
+        branch = None if trajectory is None else trajectory.branch_of(request)
+        if trajectory is not None and branch is not None:
+            branch.dispatched = trajectory.dispatched_before = None
+            trajectory.bound_version()
             self.queue.put(request)
             self._changed()
 
@@ -404,11 +418,11 @@ class Trajectories:
         return asyncio.get_running_loop().time
 
     def counts(self) -> dict[str, int]:
-        """Return state → number of samples."""
+        """Return state → number of samples; of those that wait for an engine or generate, of their requests."""
         running = sum(len(engine.requests) for engine in self._engines.by_instance.values())
         return {
             "unleased": self._leases.waiting,
             "waiting": len(self.queue),
             "generating": running,
-            "scoring": len(self.by_sample) - self._leases.waiting - len(self.queue) - running,
+            "scoring": sum(not trajectory.requests for trajectory in self.by_sample.values()) - self._leases.waiting,
         }

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import islice
 
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.engines import EngineRecord
 from rljob.ledger.payload_record import INT32
 from rljob.ledger.states import Kind
+from rljob.protocol import branches
 from rljob.protocol import messages as m
+from rljob.protocol.branches import TurnKey
 from rljob.protocol.contexts import GrowingDigest
 from rljob.scheduling.dispatch import Request, RequestKey
 from rljob.scheduling.groups import Sample
 
 ANOTHER_CONTEXT = (
-    "turn {} was generated from another context than it has now; a loop that runs again must make the same calls"
+    "{} was generated from another context than it has now; a loop that runs again must make the same calls"
 )
 
 
@@ -47,13 +48,50 @@ class Turn:
         """End the turn: it needs its request no more. ``finish``: stop | length."""
         self.finish, self.request = finish, None
 
-    def result(self, sample: str, turn: int) -> m.GenerateResult:
+    def result(self, sample: str, turn: int, branch: str) -> m.GenerateResult:
         """Return the answer to the request of a finished turn."""
-        return m.GenerateResult(sample, turn, self.token_ids, self.finish, self.context)
+        return m.GenerateResult(sample, turn, self.token_ids, self.finish, self.context, branch)
 
-    def tokens(self, turn: int) -> m.TurnTokens:
+    def tokens(self, turn: int, branch: str) -> m.TurnTokens:
         """Return the finished turn for another lease."""
-        return m.TurnTokens(turn, self.given, self.token_ids, self.finish)
+        return m.TurnTokens(turn, self.given, self.token_ids, self.finish, branch)
+
+
+@dataclass(eq=False, slots=True)
+class Branch:
+    """The tokens of a branch, and the request of its open turn. Branches of a trajectory are generated at the same
+    time, each one turn after the other."""
+
+    name: str
+    tokens: int = 0  # of all turns of it and before it: what they were given, and what the model wrote
+    digest: GrowingDigest = field(default_factory=GrowingDigest)  # of these tokens
+    kept_by: EngineRecord | None = None  # the engine whose agent keeps these tokens, without those of an open turn
+    request: Request | None = None
+    previous: EngineRecord | None = None  # the engine that got its last request
+    dispatched: int | None = None  # version of the engine that holds the request
+
+    @property
+    def engine(self) -> EngineRecord | None:
+        """The engine that holds the request; None if no engine does."""
+        engine = None if self.request is None else self.request.engine
+        assert engine is None or isinstance(engine, EngineRecord)
+        return engine
+
+    def append(self, token_ids: bytes) -> None:
+        """Append tokens."""
+        self.tokens += len(token_ids) // INT32
+        self.digest.append(token_ids)
+
+    def sent_to(self, sample: str, engine: EngineRecord) -> None:
+        """Record that an engine gets a request: no agent keeps the tokens until it has completed the request."""
+        self.kept(sample, engine)
+        self.kept_by = None
+
+    def kept(self, sample: str, engine: EngineRecord | None) -> None:
+        """Record which engine's agent keeps the tokens; another one drops them."""
+        if self.kept_by is not None and self.kept_by is not engine:
+            self.kept_by.forget_context(branches.context_name(sample, self.name))
+        self.kept_by = engine
 
 
 @dataclass(eq=False)
@@ -68,15 +106,11 @@ class Trajectory:
     attempts: int = 0
     runner: Connection | None = None
     lease: int = 0  # number of the newest lease; 0: none yet, or none since the coordinator started
-    turns: dict[int, Turn] = field(default_factory=dict)  # in order; all but the newest are finished
-    tokens: int = 0  # of all turns: what they were given, and what the model wrote
-    digest: GrowingDigest = field(default_factory=GrowingDigest)  # of these tokens
-    kept_by: EngineRecord | None = None  # the engine whose agent keeps these tokens, without those of an open turn
-    request: Request | None = None
-    previous: EngineRecord | None = None  # the engine that got its last request
+    turns: dict[TurnKey, Turn] = field(default_factory=dict)  # after those that they continue
+    branches: dict[str, Branch] = field(default_factory=dict)  # with a turn
     returns: int = 0  # how often engines failed to run its requests
     recorded_version: int | None = None  # lowest version of a recorded token
-    dispatched: int | None = None  # version of the engine that holds the request
+    dispatched_before: int | None = None  # that of the ledger when the coordinator started; None after a completion
     since: float = 0.0  # time of the event loop at which it got its runner, its request, its engine or its answer
     early: dict[RequestKey, tuple[m.Completion, Connection]] = field(default_factory=dict)
 
@@ -91,11 +125,31 @@ class Trajectory:
         return (0 if self.version is not None else 1, self.sample.group.seq, self.sample.member)
 
     @property
+    def requests(self) -> list[Request]:
+        """The requests of the open turns."""
+        return [branch.request for branch in self.branches.values() if branch.request is not None]
+
+    @property
     def engine(self) -> EngineRecord | None:
-        """The engine that holds the request; None if no engine does."""
-        engine = None if self.request is None else self.request.engine
-        assert engine is None or isinstance(engine, EngineRecord)
-        return engine
+        """An engine that holds a request; None if no engine does."""
+        return next((branch.engine for branch in self.branches.values() if branch.engine is not None), None)
+
+    @property
+    def generated(self) -> bool:
+        """Whether an engine got a request."""
+        held = any(branch.dispatched is not None for branch in self.branches.values())
+        return bool(self.turns) or held or self.dispatched_before is not None
+
+    def bound_version(self) -> None:
+        """Set the sample's lowest version: no token of it, recorded or being generated, is of a lower one."""
+        versions = [self.recorded_version, self.dispatched_before]
+        versions += (branch.dispatched for branch in self.branches.values())
+        self.sample.min_version = min((version for version in versions if version is not None), default=None)
+
+    def branch_of(self, request: Request) -> Branch | None:
+        """Return the branch whose open turn has a request; None if the request is no longer current."""
+        branch = self.branches.get(request.key[3])
+        return branch if branch is not None and branch.request is request else None
 
     def check_turns(self, turns: int) -> None:
         """Check that the loop used ``turns`` turns: all recorded turns, and all of them finished.
@@ -108,55 +162,71 @@ class Trajectory:
                 f"its loop made {turns} turns now and {len(self.turns)} before; a loop that runs again must make the "
                 "same calls"
             )
-        for number, turn in self.turns.items():
+        for key, turn in self.turns.items():
             if not turn.finished:
-                raise ValueError(f"it has a reward, but turn {number} is not finished")
+                raise ValueError(f"it has a reward, but {branches.described(*key)} is not finished")
 
     def turn_of(self, message: m.GenerateRequest) -> Turn:
-        """Return the turn that a runner requests. All turns before it are finished.
+        """Return the turn that a runner requests.
 
         Raises:
-            ValueError: it was requested with another context before, or it does not continue the turn before.
+            ValueError: its branch has another open turn, or the turn that it continues is not finished; it was
+                requested with another context before, or it does not continue that turn.
         """
-        number, prefix = message.turn, (message.prefix_tokens, message.prefix)
-        turn = self.turns.get(number)
+        key, prefix = (message.turn, message.branch), (message.prefix_tokens, message.prefix)
+        branches.check_turn(*key)
+        named, earlier, branch = branches.described(*key), branches.before(key), self.branches.get(message.branch)
+        open_ = branch is not None and branch.request is not None and branch.request.key[1] != message.turn
+        if open_ or (earlier is not None and self.wants(earlier)):
+            raise ValueError(
+                f"it requests {named} before another turn is finished; a loop awaits each turn before it "
+                "requests the next one"
+            )
+        turn = self.turns.get(key)
         if turn is not None:
-            before = self.sequence(number)
+            before = self.sequence(earlier)
             same = turn.given == message.given and prefix == _prefix(len(before) // INT32, m.context_digest(before))
             if not same:
-                raise ValueError(ANOTHER_CONTEXT.format(number))
-        elif prefix != _prefix(self.tokens, self.digest.digest() if self.tokens else ""):
+                raise ValueError(ANOTHER_CONTEXT.format(named))
+            return turn
+        branch = branch or self._fork(message.branch, earlier)
+        if prefix != _prefix(branch.tokens, branch.digest.digest() if branch.tokens else ""):
             raise ValueError(
-                f"the context of turn {number} does not continue the turn before; a context is the context and the "
+                f"the context of {named} does not continue the turn before; a context is the context and the "
                 "answer of the turn before, and an observation"
             )
-        elif len(message.given) % INT32 or not (message.given or self.tokens):
-            raise ValueError(f"the context of turn {number} is not the bytes of at least one int32 token id")
-        else:
-            turn = self.add_turn(number, message.given)
+        if len(message.given) % INT32 or not (message.given or branch.tokens):
+            raise ValueError(f"the context of {named} is not the bytes of at least one int32 token id")
+        return self.add_turn(key, message.given, branch)
+
+    def add_turn(self, key: TurnKey, given: bytes, branch: Branch | None = None) -> Turn:
+        """Add and return a turn that the model has not begun. ``branch``: that of the turn, if it is not here yet."""
+        branch = branch or self.branches.get(key[1]) or self._fork(key[1], branches.before(key))
+        self.branches[branch.name] = branch
+        branch.append(given)
+        turn = self.turns[key] = Turn(given, branch.tokens)
         return turn
 
-    def add_turn(self, number: int, given: bytes) -> Turn:
-        """Add and return a turn that the model has not begun."""
-        self.append(given)
-        turn = self.turns[number] = Turn(given, self.tokens)
-        return turn
+    def _fork(self, name: str, earlier: TurnKey | None) -> Branch:
+        """Return a new branch with the tokens up to turn ``earlier``."""
+        branch = Branch(name)
+        if earlier is not None:
+            parent = self.branches[earlier[1]]
+            branch.append(self.sequence(earlier))
+            branch.previous, branch.kept_by = parent.previous, parent.kept_by
+        return branch
 
-    def append(self, token_ids: bytes) -> None:
-        """Append tokens to the sequence."""
-        self.tokens += len(token_ids) // INT32
-        self.digest.append(token_ids)
-
-    def sequence(self, end: int | None = None) -> bytes:
-        """Return all tokens (int32) of the turns before turn ``end``; None: of all turns."""
+    def sequence(self, last: TurnKey | None) -> bytes:
+        """Return all tokens (int32) of a turn and of those that it continues; None: no tokens."""
         parts: list[bytes] = []
-        for turn in islice(self.turns.values(), end):
-            parts += turn.given, turn.token_ids
+        for key in branches.path(last) if last is not None else []:
+            parts += self.turns[key].given, self.turns[key].token_ids
         return b"".join(parts)
 
     def generate(self, request_id: m.RequestId, seed: int, engine: EngineRecord | None) -> m.Generate:
         """Return the message of a request to ``engine``, without the tokens that its agent keeps; to None, with all."""
-        turn = self.turns[request_id.turn]
+        key, branch = (request_id.turn, request_id.branch), self.branches[request_id.branch]
+        turn = self.turns[key]
         assert turn.request is not None
         sampling = m.SamplingParams(
             temperature=turn.request.temperature,
@@ -167,33 +237,28 @@ class Trajectory:
             min_tokens=turn.request.min_tokens,
             answered=len(turn.token_ids) // INT32,
         )
-        if engine is None or engine is not self.kept_by:
-            return m.Generate(request_id, self.sequence(), sampling)
+        if engine is None or engine is not branch.kept_by:
+            return m.Generate(request_id, self.sequence(key), sampling)
         added = b"" if turn.completions else turn.given
-        kept_tokens = self.tokens - len(added) // INT32
-        return m.Generate(request_id, added, sampling, kept_tokens, self.digest.digest())
+        kept_tokens = branch.tokens - len(added) // INT32
+        return m.Generate(request_id, added, sampling, kept_tokens, branch.digest.digest())
 
     def discard(self, attempts: int) -> None:
         """Discard all turns; ``attempts``: the first attempt that counts from now on."""
-        self.attempts, self.tokens, self.digest = attempts, 0, GrowingDigest()
+        self.forget_contexts()
+        self.attempts, self.dispatched_before, self.recorded_version = attempts, None, None
         self.turns.clear()
-        self.dispatched = self.recorded_version = self.sample.min_version = None
-        self.kept(None)
+        self.branches.clear()
+        self.bound_version()
 
-    def sent_to(self, engine: EngineRecord) -> None:
-        """Record that an engine gets a request: no agent keeps the tokens until it has completed the request."""
-        self.kept(engine)
-        self.kept_by = None
+    def forget_contexts(self) -> None:
+        """Have the agents drop the tokens of all branches."""
+        for branch in self.branches.values():
+            branch.kept(self.sample.id, None)
 
-    def kept(self, engine: EngineRecord | None) -> None:
-        """Record which engine's agent keeps the tokens; another one drops them."""
-        if self.kept_by is not None and self.kept_by is not engine:
-            self.kept_by.forget_context(self.sample.id)
-        self.kept_by = engine
-
-    def wants(self, number: int) -> bool:
-        """Return whether turn ``number`` is not finished."""
-        turn = self.turns.get(number)
+    def wants(self, key: TurnKey) -> bool:
+        """Return whether a turn is not finished."""
+        turn = self.turns.get(key)
         return turn is None or not turn.finished
 
 

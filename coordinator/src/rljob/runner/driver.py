@@ -91,7 +91,7 @@ class RunnerDriver:
             trajectory.cancel()
 
     def _register(self) -> list[Any]:
-        pending = [trajectory.pending for trajectory in self._trajectories.values()]
+        pending = [message for trajectory in self._trajectories.values() for message in trajectory.pending]
         return [
             RegisterRunner(
                 self._instance,
@@ -99,7 +99,7 @@ class RunnerDriver:
                 {name: t.lease for name, t in self._trajectories.items()},
                 self._held_out,
             ),
-            *(message for message in pending if message is not None),
+            *pending,
             *self._groups.pending,
         ]
 
@@ -112,7 +112,8 @@ class RunnerDriver:
             for turn in lease.turns:
                 known.receive(turn)
             if known.finished:
-                self._link.send(known.pending)
+                for result in known.pending:
+                    self._link.send(result)
         elif lease.task not in self._runtimes or lease.split not in SPLITS:
             reason = f"there is no task {lease.task} with a split {lease.split}"
             self._link.send(TrajectoryFailed(lease.sample, reason, lease.attempt, lease.lease))

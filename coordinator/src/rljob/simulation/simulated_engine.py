@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from rljob.protocol import messages as m
 from rljob.protocol.contexts import KeptContexts
+from rljob.scheduling.dispatch import RequestKey
 from rljob.simulation.memory_link import MemoryLink, MemoryServer, Traffic
 
 ONE_TOKEN = bytes(4)
@@ -94,9 +95,9 @@ class SimulatedEngine:
         self._work = work
         self._sync_seconds = sync_seconds
         self._recorder = recorder
-        self._running: dict[tuple[str, int, int], _Running] = {}
+        self._running: dict[RequestKey, _Running] = {}
         self._held: deque[m.Generate] = deque()
-        self._left: dict[tuple[str, int], float] = {}  # work of interrupted turns
+        self._left: dict[tuple[str, int, str], float] = {}  # work of interrupted turns
         self._ends: list[tuple[float, int, _Running]] = []  # heap
         self._tie = 0
         self._free_slots = list(range(model.slots))
@@ -105,7 +106,7 @@ class SimulatedEngine:
         self._timer: asyncio.TimerHandle | None = None
         self._paused = False
         self._weights = (-1, -1, "")  # lineage, version, digest
-        self._unacknowledged: dict[tuple[str, int, int], m.Completion] = {}
+        self._unacknowledged: dict[RequestKey, m.Completion] = {}
         self._contexts = KeptContexts(KEPT_BYTES)
         self._killed = False
 
@@ -148,10 +149,10 @@ class SimulatedEngine:
                 case m.Generate():
                     self._take(message)
                 case m.Forget():
-                    self._contexts.forget(message.samples)
+                    self._contexts.forget(message.contexts)
                 case m.AckCompletions():
                     for each in message.request_ids:
-                        self._unacknowledged.pop((each.sample, each.turn, each.attempt), None)
+                        self._unacknowledged.pop(each.key, None)
                 case m.PrepareWeights() if message.engine == self.name:
                     self._prepare(message)
                 case m.Abort():
@@ -176,7 +177,7 @@ class SimulatedEngine:
 
     def _start(self, request: m.Generate) -> None:
         self._mark()
-        turn = (request.request_id.sample, request.request_id.turn)
+        turn = (request.request_id.sample, request.request_id.turn, request.request_id.branch)
         work = self._left.pop(turn, None)
         work = self._work(request) if work is None else work
         now = self._loop.time()
@@ -221,7 +222,7 @@ class SimulatedEngine:
             request.request_id, ONE_TOKEN, ONE_TOKEN, [m.VersionSpan(running.version, 0, 1)], finish,
             self._loop.time() - running.start, request.context,
         )  # fmt: skip
-        self._contexts.keep(request.request_id.sample, request.token_ids + ONE_TOKEN)
+        self._contexts.keep(request.request_id, request.token_ids + ONE_TOKEN)
         self._unacknowledged[_key(request.request_id)] = completion
         self._link.send(m.Completions([completion]))
 
@@ -247,7 +248,7 @@ class SimulatedEngine:
         if discard:
             self._remove(running)
         else:
-            self._left[request_id.sample, request_id.turn] = running.end_work - self._served
+            self._left[request_id.sample, request_id.turn, request_id.branch] = running.end_work - self._served
             self._finish(running, "abort")
         self._fill()
 
@@ -281,5 +282,5 @@ def weight_digest(version: int) -> str:
     return f"weights-{version}"
 
 
-def _key(request_id: m.RequestId) -> tuple[str, int, int]:
-    return (request_id.sample, request_id.turn, request_id.attempt)
+def _key(request_id: m.RequestId) -> RequestKey:
+    return request_id.key

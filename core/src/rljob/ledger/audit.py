@@ -41,6 +41,7 @@ JSON_COLUMNS = (
     ("samples", "id", "metrics"),
     ("samples", "id", "completions"),
     ("samples", "id", "turn_rewards"),
+    ("samples", "id", "sequences"),
     ("applied", "step", "metrics"),
     ("batches", "step", "samples"),
     ("decisions", "group_number", "survivors"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import sqlite3
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
+from typing import TypeVar
 
 import msgspec
 
@@ -16,13 +17,17 @@ from rljob.ledger.queries import first_needed_segment
 from rljob.ledger.reader import LedgerReader
 from rljob.ledger.sample_numbers import sample_id
 from rljob.ledger.segments import HEADER, Location, PayloadError
+from rljob.protocol.branches import TurnKey, before, check_turn, last_turns
 from rljob.protocol.contexts import GrowingDigest
 
+Value = TypeVar("Value")
+
 COMPLETIONS = """
-SELECT c.number, c.sample_number, c.sample, c.turn, c.attempt, c.finish, c.tokens, c.digest, c.segment, c.position,
-    c.length, c.total_tokens AS own_total, c.min_version AS own_min, c.max_version AS own_max,
-    s.attempt AS first_attempt, s.prompt_tokens, s.total_tokens, s.min_version, s.max_version, s.finish AS ended
-FROM completions c JOIN samples s ON s.number = c.sample_number ORDER BY c.sample_number, c.turn, c.attempt
+SELECT c.number, c.sample_number, c.sample, c.turn, c.branch, c.attempt, c.finish, c.tokens, c.digest, c.segment,
+    c.position, c.length, c.total_tokens AS own_total, c.min_version AS own_min, c.max_version AS own_max,
+    s.attempt AS first_attempt, s.prompt_tokens, s.total_tokens, s.sequences, s.min_version, s.max_version,
+    s.finish AS ended
+FROM completions c JOIN samples s ON s.number = c.sample_number ORDER BY c.sample_number, c.number
 """
 
 
@@ -101,8 +106,9 @@ def _read(ledger: LedgerReader, row: sqlite3.Row, size: int, findings: Findings)
         return None
     if payload_digest(payload) != row["digest"]:
         findings.add("the digest of its payload differs from the ledger", name)
-    recorded = (row["sample"], row["turn"], row["attempt"], row["finish"], row["tokens"])
-    if recorded != (record.sample, record.turn, record.attempt, record.finish, len(record.token_ids) / INT32):
+    recorded = (row["sample"], row["turn"], row["branch"], row["attempt"], row["finish"], row["tokens"])
+    own = (record.sample, record.turn, record.branch, record.attempt, record.finish, len(record.token_ids) / INT32)
+    if recorded != own:
         findings.add("its payload has another completion id, finish or number of tokens", name)
     if not _is_consistent(record):
         findings.add("its log-probabilities or versions do not cover its tokens, or are not finite", name)
@@ -129,10 +135,16 @@ def _mismatches(counted: list[tuple[sqlite3.Row, PayloadRecord | None]]) -> Iter
         yield "its finish differs from that of its last completion"
     if first is not None and row["prompt_tokens"] != len(first.given) // INT32:
         yield "the number of tokens of its prompt differs from the ledger"
+    keys = [(row["turn"], row["branch"]) for row, _ in counted]
+    if not _continue_each_other(keys):
+        yield "a turn of one of its branches does not continue an earlier turn"
+        return
     records = [record for _, record in counted if record is not None]
     if len(records) < len(counted):
         return
-    if row["total_tokens"] != sum(len(record.given) + len(record.token_ids) for record in records) // INT32:
+    lengths = _sequence_lengths(records)
+    recorded = [row["total_tokens"]] if row["sequences"] is None else msgspec.json.decode(row["sequences"])
+    if recorded != lengths or row["total_tokens"] != sum(lengths):
         yield "the number of tokens of its sequence differs from the ledger"
     if not _counts_agree(counted):
         yield "the length or the versions of one of its completions differ from the ledger"
@@ -152,10 +164,11 @@ def _mismatches(counted: list[tuple[sqlite3.Row, PayloadRecord | None]]) -> Iter
 def _counts_agree(counted: list[tuple[sqlite3.Row, PayloadRecord | None]]) -> bool:
     """Return whether length and versions in the rows of a sample's completions are those of its records so far."""
     lowest: list[int] = []
-    written = 0  # tokens so far
+    tokens: dict[TurnKey, int] = {}  # after each turn so far
     for row, record in counted:
         assert record is not None
-        written += len(record.given) // INT32 + row["tokens"]
+        key = (record.turn, record.branch)
+        written = tokens[key] = _so_far(tokens, key, 0) + len(record.given) // INT32 + row["tokens"]
         versions = [span.version for span in record.spans]
         if row["own_total"] != written:
             return False
@@ -168,10 +181,46 @@ def _counts_agree(counted: list[tuple[sqlite3.Row, PayloadRecord | None]]) -> bo
 
 
 def _generated_from_their_contexts(records: list[PayloadRecord]) -> bool:
-    digest = GrowingDigest()
+    digests: dict[TurnKey, GrowingDigest] = {}  # after each turn so far
     for record in records:
+        key = (record.turn, record.branch)
+        known = digests.get(key)
+        digest = digests[key] = known or _so_far(digests, key, GrowingDigest()).copy()
         digest.append(record.given)
         if record.context != digest.digest():
             return False
         digest.append(record.token_ids)
     return True
+
+
+def _continue_each_other(keys: list[TurnKey]) -> bool:
+    """Return whether each turn, in order of time, has a valid branch and continues a turn before it."""
+    known: set[TurnKey | None] = {None}
+    for key in keys:
+        try:
+            check_turn(*key)
+        except ValueError:
+            return False
+        if before(key) not in known:
+            return False
+        known.add(key)
+    return True
+
+
+def _sequence_lengths(records: list[PayloadRecord]) -> list[int]:
+    tokens: dict[TurnKey, int] = {}  # after each turn
+    for record in records:
+        key = (record.turn, record.branch)
+        tokens[key] = _so_far(tokens, key, 0) + (len(record.given) + len(record.token_ids)) // INT32
+    ends: dict[str, int] = {}
+    for turn, branch in tokens:
+        ends[branch] = max(turn, ends.get(branch, 0))
+    return [tokens[key] for key in last_turns((turn, branch) for branch, turn in ends.items())]
+
+
+def _so_far(found: Mapping[TurnKey, Value], key: TurnKey, start: Value) -> Value:
+    """Return the value of a turn, else that of the turn that it continues; at the beginning of tokens ``start``."""
+    if key in found:
+        return found[key]
+    earlier = before(key)
+    return start if earlier is None else found[earlier]

@@ -83,7 +83,7 @@ RESULTS = (
             AuditRule(
                 "SELECT 'sample ' || c.sample FROM completions c JOIN samples s ON s.number = c.sample_number"
                 " WHERE c.attempt >= s.attempt AND s.turn_rewards IS NOT NULL GROUP BY c.sample_number"
-                " HAVING COUNT(DISTINCT c.turn) != IIF(json_valid(s.turn_rewards),"
+                " HAVING COUNT(DISTINCT c.turn || ':' || c.branch) != IIF(json_valid(s.turn_rewards),"
                 " json_array_length(s.turn_rewards), -1)",
                 "its number of turn rewards differs from its number of turns",
             ),
@@ -152,14 +152,16 @@ RESULTS = (
         (
             AuditRule(
                 "SELECT 'sample ' || c.sample FROM completions c JOIN samples s ON s.number = c.sample_number"
-                " WHERE c.attempt >= s.attempt GROUP BY c.sample_number"
-                " HAVING MIN(c.turn) != 0 OR MAX(c.turn) + 1 != COUNT(DISTINCT c.turn)",
+                " WHERE c.attempt >= s.attempt GROUP BY c.sample_number, c.branch"
+                " HAVING (c.branch = '' AND MIN(c.turn) != 0)"
+                " OR MAX(c.turn) - MIN(c.turn) + 1 != COUNT(DISTINCT c.turn)",
                 "one of its turns is missing",
             ),
             AuditRule(
-                "SELECT 'turn ' || c.turn || ' of ' || c.sample FROM completions c JOIN samples s"
-                " ON s.number = c.sample_number"
-                " WHERE c.attempt >= s.attempt GROUP BY c.sample_number, c.turn HAVING MIN(c.attempt) != MIN(s.attempt)"
+                "SELECT 'turn ' || c.turn || ' of ' || c.sample || IIF(c.branch = '', '', ', branch ' || c.branch)"
+                " FROM completions c JOIN samples s ON s.number = c.sample_number"
+                " WHERE c.attempt >= s.attempt GROUP BY c.sample_number, c.turn, c.branch"
+                " HAVING MIN(c.attempt) != MIN(s.attempt)"
                 " OR MAX(c.attempt) - MIN(c.attempt) + 1 != COUNT(*)"
                 " OR COALESCE(MIN(CASE WHEN c.finish != 'abort' THEN c.attempt END), MAX(c.attempt)) != MAX(c.attempt)",
                 "one of its completions is missing, or follows the completion that finished the turn",
@@ -182,15 +184,18 @@ RESULTS = (
                 " AND c.attempt >= o.attempt GROUP BY c.sample_number) t"
                 " ON t.sample = s.number WHERE (s.total_tokens IS NULL) != (t.last IS NULL)"
                 " OR s.total_tokens < s.prompt_tokens + s.response_tokens"
-                " OR (t.last = 0 AND s.total_tokens != s.prompt_tokens + s.response_tokens)",
+                " OR (t.last = 0 AND s.sequences IS NULL AND s.total_tokens != s.prompt_tokens + s.response_tokens)"
+                " OR (s.sequences IS NOT NULL AND s.total_tokens !="
+                " IIF(json_valid(s.sequences), (SELECT TOTAL(value) FROM json_each(s.sequences)), -1))",
                 "its length differs from the sum of prompt, observations and responses",
             ),
             AuditRule(
-                "SELECT 'turn ' || turn || ' of ' || sample FROM (SELECT c.*, s.total_tokens AS total, s.min_version AS"
-                " lowest, s.max_version AS highest, s.finish AS ended, LEAD(c.turn) OVER own AS next,"
+                "SELECT 'turn ' || turn || ' of ' || sample FROM (SELECT c.*, IIF(s.sequences IS NULL,"
+                " s.total_tokens, c.total_tokens) AS total, s.min_version AS"
+                " lowest, s.max_version AS highest, s.finish AS ended, LEAD(c.number) OVER own AS next,"
                 " MAX(c.max_version) OVER all_of AS newest FROM completions c JOIN samples s"
                 " ON s.number = c.sample_number WHERE c.attempt >= s.attempt WINDOW all_of AS (PARTITION BY"
-                " c.sample_number), own AS (PARTITION BY c.sample_number ORDER BY c.turn, c.attempt)) WHERE next IS"
+                " c.sample_number), own AS (PARTITION BY c.sample_number ORDER BY c.number)) WHERE next IS"
                 " NULL AND (total IS NOT total_tokens OR lowest IS NOT min_version OR highest IS NOT newest"
                 " OR ended IS NOT finish)",
                 "its length, versions or finish differ from those of its sample",

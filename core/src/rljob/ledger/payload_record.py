@@ -12,8 +12,8 @@ INT32 = 4
 
 
 class PayloadRecord(msgspec.Struct, array_like=True):
-    """A completion. The engine generated it from ``given`` and ``token_ids`` of all records of the sample before this
-    one, and its own ``given``."""
+    """A completion. The engine generated it from ``given`` and ``token_ids`` of all records of the turns that its turn
+    continues and of its own turn before this one, and its own ``given``."""
 
     sample: str
     turn: int
@@ -24,6 +24,7 @@ class PayloadRecord(msgspec.Struct, array_like=True):
     spans: list[VersionSpan]
     finish: str
     context: str  # messages.context_digest of what the engine generated from, as its agent reported it
+    branch: str = ""  # see rljob.protocol.branches
 
 
 class TextRecord(msgspec.Struct, array_like=True):

@@ -255,7 +255,7 @@ def payload_records(store: Store, numbers: list[int], first_attempt: int) -> lis
     """Return the payload records of completions from ``first_attempt`` on, in order; PayloadError: one is damaged."""
     rows = store.query(
         "SELECT segment, position, length FROM completions WHERE number IN (SELECT value FROM json_each(?))"
-        " AND attempt >= ? ORDER BY turn, attempt",
+        " AND attempt >= ? ORDER BY number",
         json.dumps(numbers),
         first_attempt,
     )
@@ -268,7 +268,7 @@ def locations_of_batch(store: Store, step: int) -> dict[str, list[Location]]:
     rows = store.query(
         "SELECT s.number, c.segment, c.position, c.length FROM samples s CROSS JOIN json_each(s.completions) j"
         " CROSS JOIN completions c ON c.number = j.value AND c.attempt >= s.attempt WHERE s.step = ?"
-        " ORDER BY s.number, c.turn, c.attempt",
+        " ORDER BY s.number, c.number",
         step,
     )
     found: dict[str, list[Location]] = {}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sqlite3
@@ -187,18 +188,19 @@ class SampleRow(msgspec.Struct):
     advantage: float | None
     prompt_tokens: int | None  # of the first turn
     response_tokens: int | None  # written by the model, over all turns
-    total_tokens: int | None  # prompt, model and observations
+    total_tokens: int | None  # of all sequences: prompt, model and observations
     min_version: int | None  # lowest policy version of a token
     max_version: int | None
     staleness: int | None  # step − min_version; only of a sample in a batch
-    finish: str | None  # stop | length | abort
+    finish: str | None  # stop | length | abort; of the newest answer
+    sequences: list[int] | None  # tokens of each sequence of a sample with branches; they share prefixes
     text: str | None  # the last response; also None if it is damaged
 
 
 COLUMNS = (
     's.id, s.group_id AS "group", s.member, g.kind, g.task, g.row, s.state, s.reason, s.step, s.reward, s.advantage,'
     " s.prompt_tokens, s.response_tokens, s.total_tokens, s.min_version, s.max_version,"
-    " s.step - s.min_version AS staleness, s.finish, s.text_segment, s.text_position, s.text_length"
+    " s.step - s.min_version AS staleness, s.finish, s.sequences, s.text_segment, s.text_position, s.text_length"
 )
 """Of :data:`SAMPLES`. The last three are the location of the text: see :func:`sample_row`."""
 SAMPLES = f"accounts s JOIN groups g ON g.number = s.number >> {MEMBER_BITS}"
@@ -211,7 +213,8 @@ _ACCOUNTS = (
 
 def sample_row(ledger: LedgerReader, row: sqlite3.Row) -> SampleRow:
     """Return a row of :data:`COLUMNS`."""
-    *values, segment, position, length = row
+    *values, sequences, segment, position, length = row
+    values.append(None if sequences is None else json.loads(sequences))
     values.append(None if segment is None else ledger.text(Location(segment, position, length)))
     return SampleRow(*values)
 

@@ -15,6 +15,7 @@ from rljob.ledger.payload_record import PayloadRecord, decode_record
 from rljob.ledger.reader import COLUMNS, SAMPLES, LedgerReader, NoRunError, SampleRow, sample_row, unknown_sample
 from rljob.ledger.sample_numbers import MEMBERS, find_number
 from rljob.ledger.segments import Location, PayloadError
+from rljob.protocol.branches import order
 
 POLICY = "policy"
 
@@ -41,6 +42,7 @@ class TurnDetail(msgspec.Struct):
     """One turn: the tokens added before it (the prompt, later an observation) and the tokens written by the model."""
 
     turn: int
+    branch: str  # see rljob.protocol.branches; empty: the first context of the trajectory
     reward: float | None  # None while the sample is not scored
     given_ids: list[int]
     given: str | None
@@ -103,16 +105,16 @@ def show(ledger: LedgerReader, name: str) -> SampleDetail:
 
 def _turns(ledger: LedgerReader, completions: str | None, first_attempt: int, notes: list[str]) -> list[TurnDetail]:
     rows = ledger.rows(
-        "SELECT * FROM completions WHERE number IN (SELECT value FROM json_each(?)) AND attempt >= ?"
-        " ORDER BY turn, attempt",
+        "SELECT * FROM completions WHERE number IN (SELECT value FROM json_each(?)) AND attempt >= ? ORDER BY number",
         completions or "[]",
         first_attempt,
     )
+    rows.sort(key=lambda row: order((row["turn"], row["branch"])))
     vocabulary = Vocabulary(ledger) if rows else None
     turns: list[TurnDetail] = []
     for row in rows:
-        if not turns or turns[-1].turn != row["turn"]:
-            turns.append(TurnDetail(row["turn"], None, [], None, [], []))
+        if not turns or (turns[-1].turn, turns[-1].branch) != (row["turn"], row["branch"]):
+            turns.append(TurnDetail(row["turn"], row["branch"], None, [], None, [], []))
         turn = turns[-1]
         turn.completions.append(CompletionInfo(row["attempt"], row["engine"], row["finish"], row["tokens"]))
         record = _record(ledger, Location(row["segment"], row["position"], row["length"]), notes)

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from rljob.protocol.branches import TurnKey, last_turns
 
 OPEN_COMPLETIONS = "c.number > (SELECT MIN(completions) FROM groups INDEXED BY groups_open WHERE open = 1)"
 """Condition that all completions c of open samples fulfil, and few others."""
 _COMPLETIONS = (
-    "SELECT c.number, c.sample_number, c.attempt, c.finish, c.tokens, c.total_tokens, c.min_version, c.max_version,"
-    " s.attempt AS first_attempt FROM completions c CROSS JOIN samples s ON s.number = c.sample_number"
+    "SELECT c.number, c.sample_number, c.turn, c.branch, c.attempt, c.finish, c.tokens, c.total_tokens,"
+    " c.min_version, c.max_version, s.attempt AS first_attempt"
+    " FROM completions c CROSS JOIN samples s ON s.number = c.sample_number"
     f" WHERE {OPEN_COMPLETIONS} AND s.completions IS NULL ORDER BY c.number"
 )
 
@@ -29,35 +32,58 @@ class SampleProgress:
     numbers: list[int] = field(default_factory=list)
     prompt_tokens: int | None = None
     response_tokens: int | None = None
-    total_tokens: int | None = None
     min_version: int | None = None
     max_version: int | None = None  # -1: no completion that counts has a version
     finish: str | None = None
+    ends: dict[str, tuple[int, int]] = field(default_factory=dict)  # branch → its last turn, and the tokens after it
 
-    def add(self, tokens: int, total_tokens: int, finish: str, min_version: int | None, max_version: int) -> None:
+    def add(
+        self, key: TurnKey, tokens: int, total_tokens: int, finish: str, min_version: int | None, max_version: int
+    ) -> None:
         """Add a completion that counts; the arguments are those of its row."""
         if self.prompt_tokens is None:
             self.prompt_tokens = total_tokens - tokens
+        self.ends[key[1]] = (key[0], total_tokens)
         self.response_tokens = (self.response_tokens or 0) + tokens
-        self.total_tokens, self.finish, self.min_version = total_tokens, finish, min_version
+        self.finish, self.min_version = finish, min_version
         self.max_version = max_version if self.max_version is None else max(self.max_version, max_version)
 
     def discard(self) -> None:
         """Forget the completions so far except for their numbers."""
-        self.prompt_tokens = self.response_tokens = self.total_tokens = None
+        self.prompt_tokens = self.response_tokens = None
         self.min_version = self.max_version = self.finish = None
+        self.ends.clear()
+
+    @property
+    def sequences(self) -> list[int]:
+        """Tokens of each sequence: of each branch whose last turn no other branch continues."""
+        return sequence_lengths(self.ends)
 
     @property
     def row(self) -> tuple[Any, ...]:
         """The values of :data:`COLUMNS`."""
+        sequences = self.sequences
         return (
-            json.dumps(self.numbers), self.prompt_tokens, self.response_tokens, self.total_tokens, self.min_version,
-            self.max_version, self.finish,
+            json.dumps(self.numbers), self.prompt_tokens, self.response_tokens, sum(sequences) if sequences else None,
+            json.dumps(sequences) if len(sequences) > 1 else None, self.min_version, self.max_version, self.finish,
         )  # fmt: skip
 
 
-COLUMNS = ("completions", "prompt_tokens", "response_tokens", "total_tokens", "min_version", "max_version", "finish")
+COLUMNS = (
+    "completions", "prompt_tokens", "response_tokens", "total_tokens", "sequences", "min_version", "max_version",
+    "finish",
+)  # fmt: skip
 """Columns of the table samples that a :class:`SampleProgress` fills."""
+
+
+def sequence_lengths(ends: Mapping[str, tuple[int, int]]) -> list[int]:
+    """Return the tokens of each sequence of a sample, in the order of the sequences.
+
+    Args:
+        ends: branch → its last turn, and the tokens after it.
+    """
+    last = last_turns((turn, branch) for branch, (turn, _) in ends.items())
+    return [ends[branch][1] for _, branch in last]
 
 
 def progress_of_open_samples(query: Callable[..., list[sqlite3.Row]]) -> dict[int, SampleProgress]:
@@ -67,5 +93,6 @@ def progress_of_open_samples(query: Callable[..., list[sqlite3.Row]]) -> dict[in
         progress = found.setdefault(row["sample_number"], SampleProgress())
         progress.numbers.append(row["number"])
         if row["attempt"] >= row["first_attempt"]:
-            progress.add(row["tokens"], row["total_tokens"], row["finish"], row["min_version"], row["max_version"])
+            key = (row["turn"], row["branch"])
+            progress.add(key, row["tokens"], row["total_tokens"], row["finish"], row["min_version"], row["max_version"])
     return found

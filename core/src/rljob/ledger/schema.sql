@@ -24,11 +24,12 @@ CREATE TABLE IF NOT EXISTS samples (
     state TEXT NOT NULL DEFAULT 'admitted', -- admitted | scored | batched | trained | filtered | surplus | expired | failed | evaluated
     reason TEXT NOT NULL DEFAULT '',
     reward REAL,
-    turn_rewards TEXT,                      -- JSON list, one number for each turn; the sum is the reward, except for rounding
-    completions TEXT,                       -- JSON list of numbers; this and the next six: see rljob.ledger.sample_progress
+    turn_rewards TEXT,                      -- JSON list, one number for each turn by branch; the sum is the reward, except for rounding
+    completions TEXT,                       -- JSON list of numbers; this and the next seven: see rljob.ledger.sample_progress
     prompt_tokens INTEGER,                  -- of the first turn
     response_tokens INTEGER,                -- written by the model, over all turns
-    total_tokens INTEGER,                   -- of the sequence: prompt, model and observations
+    total_tokens INTEGER,                   -- of all sequences: prompt, model and observations
+    sequences TEXT,                         -- JSON list of the tokens of each sequence; NULL: there is one
     min_version INTEGER,
     max_version INTEGER,
     finish TEXT,
@@ -65,10 +66,11 @@ CREATE TABLE IF NOT EXISTS completions (
     number INTEGER PRIMARY KEY,      -- from 1, in order of time: new rows are in few pages
     sample_number INTEGER NOT NULL REFERENCES samples(number),
     turn INTEGER NOT NULL,
+    branch TEXT NOT NULL,            -- see rljob.protocol.branches; empty: the first context of the trajectory
     attempt INTEGER NOT NULL,
     finish TEXT NOT NULL,            -- stop | length | abort (a prefix)
     tokens INTEGER NOT NULL,
-    total_tokens INTEGER NOT NULL,   -- of the sequence after it: context and response of its turn
+    total_tokens INTEGER NOT NULL,   -- of its branch after it: context and response of its turn
     min_version INTEGER,             -- lowest version of a token of the sample so far
     max_version INTEGER NOT NULL,    -- highest version of its tokens; -1: it has none
     engine TEXT NOT NULL,

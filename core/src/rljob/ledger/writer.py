@@ -117,13 +117,13 @@ class LedgerWriter(Store):
         min_version: int | None,
         max_version: int | None,
     ) -> None:
-        """Store a completion in the payload and add it to its sample. Only the first record of (sample, turn, attempt)
-        counts.
+        """Store a completion in the payload and add it to its sample. Only the first record of (sample, turn,
+        branch, attempt) counts.
 
         Args:
             record: the completion.
             engine: instance of the engine that generated it; empty if its agent has not registered one.
-            total_tokens: length of the sample including this completion: context and response of its turn.
+            total_tokens: length of its branch including this completion: context and response of its turn.
             min_version: lowest version of a token of the sample so far.
             max_version: highest version of a token of this completion; None without tokens.
         """
@@ -132,17 +132,17 @@ class LedgerWriter(Store):
         highest = -1 if max_version is None else max_version
         self._completions += 1
         row = (
-            self._completions, number, record.turn, record.attempt, record.finish, tokens, total_tokens, min_version,
-            highest, engine, digest.hex(),
+            self._completions, number, record.turn, record.branch, record.attempt, record.finish, tokens, total_tokens,
+            min_version, highest, engine, digest.hex(),
         )  # fmt: skip
 
         def insert(at: Location) -> tuple[str, tuple[object, ...]]:
-            return f"INSERT INTO completions VALUES (?{',?' * 13})", (*row, at.segment, at.offset, at.length)
+            return f"INSERT INTO completions VALUES (?{',?' * 14})", (*row, at.segment, at.offset, at.length)
 
         self.record(payload, insert, digest)
         progress = self.progress.setdefault(number, SampleProgress())
         progress.numbers.append(self._completions)
-        progress.add(tokens, total_tokens, record.finish, min_version, highest)
+        progress.add((record.turn, record.branch), tokens, total_tokens, record.finish, min_version, highest)
 
     def discard_generation(self, sample: str, attempt: int) -> None:
         """Discard the generated tokens of a sample. Only completions from ``attempt`` on count from now on."""

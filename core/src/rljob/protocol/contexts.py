@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 import blake3
 
-from rljob.protocol.messages import DIGEST_BYTES, Generate, context_digest
+from rljob.protocol.branches import before, context_name
+from rljob.protocol.messages import DIGEST_BYTES, Generate, RequestId, context_digest
 
 TOKEN_BYTES = 4
 """Bytes of a token id."""
@@ -23,6 +24,13 @@ class GrowingDigest:
     def __init__(self) -> None:
         self._hasher: blake3.blake3 | None = None
         self._pending: list[bytes] = []
+
+    def copy(self) -> GrowingDigest:
+        """Return a digest of the same token ids, which grows on its own."""
+        result = GrowingDigest()
+        result._hasher = None if self._hasher is None else self._hasher.copy()
+        result._pending = [*self._pending]
+        return result
 
     def append(self, token_ids: bytes) -> None:
         """Append token ids (int32 bytes)."""
@@ -41,7 +49,7 @@ class GrowingDigest:
 class KeptContexts:
     """The contexts and answers that an agent keeps, so that the requests of later turns only bring what they add.
 
-    A context is here from the end of a request to the next request of its sample. Without room, those that have been
+    A context is here from the end of a request to the next request of its branch. Without room, those that have been
     here longest are dropped, and their requests are sent whole.
 
     Args:
@@ -50,16 +58,19 @@ class KeptContexts:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._kept: dict[str, bytes] = {}  # sample → int32, oldest first
+        self._kept: dict[str, bytes] = {}  # name of the context → int32, oldest first
         self._bytes = 0
 
     def whole(self, request: Generate) -> Generate | None:
-        """Return a request with all its tokens and their digest; its sample's context is kept no more.
+        """Return a request with all its tokens and their digest; the context of its branch is kept no more. The first
+        request of a branch continues the context of the branch that it was made from, which stays.
 
         Returns:
             None if the prefix of the request is not here, or if all tokens together are not those that it is about.
         """
-        kept = self._remove(request.request_id.sample)
+        kept, request_id = self._remove(_name(request.request_id)), request.request_id
+        if not kept and request.prefix_tokens and request_id.branch:
+            kept = self._kept_before(request_id)
         prefix = kept[: TOKEN_BYTES * request.prefix_tokens]
         if len(prefix) != TOKEN_BYTES * request.prefix_tokens:
             return None
@@ -69,25 +80,35 @@ class KeptContexts:
             return None
         return Generate(request.request_id, context, request.sampling, context=digest)
 
-    def keep(self, sample: str, token_ids: bytes) -> None:
-        """Keep the context and the answer of the last request of a sample (int32)."""
-        self._remove(sample)
-        self._kept[sample] = token_ids
+    def keep(self, request_id: RequestId, token_ids: bytes) -> None:
+        """Keep the context and the answer of the last request of a branch (int32)."""
+        name = _name(request_id)
+        self._remove(name)
+        self._kept[name] = token_ids
         self._bytes += len(token_ids)
         while self._bytes > self._max_bytes:
             self._remove(next(iter(self._kept)))
 
-    def forget(self, samples: Iterable[str]) -> None:
-        """Drop the contexts of samples that ended or continue elsewhere."""
-        for sample in samples:
-            self._remove(sample)
+    def forget(self, names: Iterable[str]) -> None:
+        """Drop contexts of branches that ended or continue elsewhere."""
+        for name in names:
+            self._remove(name)
 
     def clear(self) -> None:
         """Drop all contexts."""
         self._kept.clear()
         self._bytes = 0
 
-    def _remove(self, sample: str) -> bytes:
-        kept = self._kept.pop(sample, b"")
+    def _kept_before(self, request_id: RequestId) -> bytes:
+        """Return the context of the turn before the first turn of a branch; empty if it is not here."""
+        earlier = before((request_id.turn, request_id.branch))
+        return b"" if earlier is None else self._kept.get(context_name(request_id.sample, earlier[1]), b"")
+
+    def _remove(self, name: str) -> bytes:
+        kept = self._kept.pop(name, b"")
         self._bytes -= len(kept)
         return kept
+
+
+def _name(request_id: RequestId) -> str:
+    return context_name(request_id.sample, request_id.branch)

@@ -35,6 +35,12 @@ class RequestId(msgspec.Struct, array_like=True):
     sample: str
     turn: int
     attempt: int
+    branch: str = ""  # see rljob.protocol.branches
+
+    @property
+    def key(self) -> tuple[str, int, int, str]:
+        """Sample, turn, attempt and branch."""
+        return (self.sample, self.turn, self.attempt, self.branch)
 
 
 class VersionSpan(msgspec.Struct, array_like=True):
@@ -165,7 +171,8 @@ class Generate(Message):
     meant for the engine before, and the registration of this one has it dispatched again.
 
     The engine gets the context of the turn, and on continuation what was already generated: the first ``prefix_tokens``
-    tokens of the context and the answer that the agent returned last for this sample, then ``token_ids``."""
+    tokens of the context and the answer that the agent returned last for this branch of the sample, or, before its
+    first answer, for the branch that it was made from; then ``token_ids``."""
 
     request_id: RequestId
     token_ids: bytes  # int32
@@ -175,9 +182,9 @@ class Generate(Message):
 
 
 class Forget(Message):
-    """These trajectories ended, or continue at another engine: their contexts are not needed here any more."""
+    """Branches that ended, or continue at another engine: their contexts are not needed here any more."""
 
-    samples: list[str]
+    contexts: list[str]  # rljob.protocol.branches.context_name
 
 
 class Abort(Message):
@@ -456,7 +463,8 @@ class RegisterRunner(Message):
 
 
 class GenerateRequest(Message):
-    """A turn wants tokens. Its context is that of the turn before, the answer to it, and ``given``."""
+    """A turn wants tokens. Its context is that of the turn before, the answer to it, and ``given``. Turns of several
+    branches can be open at the same time."""
 
     sample: str
     turn: int
@@ -470,6 +478,7 @@ class GenerateRequest(Message):
     min_tokens: int = 0  # as in SamplingParams
     prefix_tokens: int = 0  # of the context, before ``given``
     prefix: str = ""  # context_digest of them; empty in the first turn
+    branch: str = ""  # see rljob.protocol.branches
 
 
 class TrajectoryScored(Message):
@@ -482,7 +491,7 @@ class TrajectoryScored(Message):
     text: str  # the last answer as text, cut to 4,096 characters, for people
     turns: int  # that the loop made
     attempt: int = 0  # of the LeaseTrajectory
-    turn_rewards: list[float] = []  # of the first turns; the last turn gets the rest of ``reward``
+    turn_rewards: list[float] = []  # of the first turns by branch; the last turn gets the rest of ``reward``
     lease: int = 0  # of the LeaseTrajectory
 
 
@@ -515,6 +524,7 @@ class TurnTokens(msgspec.Struct, array_like=True):
     given: bytes  # int32, as in GenerateRequest
     token_ids: bytes  # int32
     finish: str  # stop | length
+    branch: str = ""  # see rljob.protocol.branches
 
 
 class LeaseTrajectory(Message):
@@ -538,6 +548,7 @@ class GenerateResult(Message):
     token_ids: bytes  # int32
     finish: str  # stop | length
     context: str  # context_digest of the context that it was generated from
+    branch: str = ""  # as in GenerateRequest
 
 
 class Cancel(Message):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-RequestKey = tuple[str, int, int]
+RequestKey = tuple[str, int, int, str]
 """(sample, turn, attempt)."""
 
 RequestKind = tuple[int | None, int]

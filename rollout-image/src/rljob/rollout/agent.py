@@ -224,7 +224,7 @@ class Agent:
                 if self._served and self._state != "leaving":  # else it was sent to the previous server
                     self._requests.generate(message)
             case Forget():
-                self._requests.forget(message.samples)
+                self._requests.forget(message.contexts)
             case AckCompletions():
                 self._requests.acknowledge(message.request_ids)
             case Abort():

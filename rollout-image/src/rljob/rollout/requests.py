@@ -9,7 +9,7 @@ A request is waiting, running (one task each) or finished. When the engine is lo
 dropped without a message: the registration of the next engine lists no running request, and the coordinator dispatches
 them again. Finished requests stay.
 
-The context and the answer of a finished request are kept for the next turn of its sample, whose request then brings
+The context and the answer of a finished request are kept for the next turn of its branch, whose request then brings
 only what it adds. A request whose beginning is not here is answered with PrefixMissing, and comes again whole.
 """
 
@@ -42,7 +42,7 @@ KEPT_BYTES = 256 << 20  # of contexts between two turns: two thousand of 32,000 
 MESSAGE_BYTES = 8 << 20  # far below a frame's limit: messages share frames
 SPAN_BYTES, OVERHEAD_BYTES = 32, 256  # upper bounds of the encoded size, per span and per completion
 
-Key: TypeAlias = tuple[str, int, int]
+Key: TypeAlias = tuple[str, int, int, str]
 
 
 @dataclass(slots=True, eq=False)
@@ -196,9 +196,9 @@ class RequestTable:
             self._finished.pop(_key(request_id), None)
         self._update_emptied()
 
-    def forget(self, samples: list[str]) -> None:
-        """Keep the contexts of these samples no more."""
-        self._contexts.forget(samples)
+    def forget(self, contexts: list[str]) -> None:
+        """Keep these contexts no more."""
+        self._contexts.forget(contexts)
 
     async def wait_empty(self) -> None:
         """Return when no request is waiting or running and all completions are acknowledged."""
@@ -254,7 +254,7 @@ class RequestTable:
             seconds,
             request.message.context,
         )
-        self._contexts.keep(completion.request_id.sample, request.message.token_ids + output.token_ids)
+        self._contexts.keep(completion.request_id, request.message.token_ids + output.token_ids)
         self._finished[_key(completion.request_id)] = completion
         self._queue(completion)
 
@@ -315,4 +315,4 @@ def in_messages(completions: Iterable[Completion]) -> list[Completions]:
 
 
 def _key(request_id: RequestId) -> Key:
-    return (request_id.sample, request_id.turn, request_id.attempt)
+    return request_id.key
