@@ -34,6 +34,7 @@ from rljob.ledger import writer
 from rljob.ledger.queries import completions
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
+from rljob.protocol.branches import TurnKey, before, order
 from rljob.protocol.contexts import KeptContexts
 from rljob.runner.context import Context
 from rljob.runner.driver import RunnerDriver
@@ -76,6 +77,7 @@ class Schedule:
     filtered: bool
     function: bool  # whether a user-written filter decides about groups
     turns: int
+    branches: int  # made after each turn of the first context; each has as many turns, and a branch of its own
     kept: bool  # whether agents keep contexts between turns
     latency: float  # seconds, at most
     doubled: float  # probability that a message arrives twice
@@ -137,16 +139,27 @@ class FaultyRun(SimulatedRun):
         return offset + float((int(group) + self.schedule.seed) % 3 > 0 and int(member) % 2)
 
     async def _loop(self, context: Context) -> Any:
-        tokens = context.prompt.token_ids
+        tokens, branches = context.prompt.token_ids, []
         for number in range(self.schedule.turns):
             turn = await context.generate(tokens)
             tokens += turn.token_ids + struct.pack("<i", number) * number  # no observation after the first turn
+            made = [self._branch(context.branch(), tokens, 2) for _ in range(self.schedule.branches)]
+            branches += map(asyncio.create_task, made)
+        await asyncio.gather(*branches)
         return await context.score("", turn.finish)
 
     async def _filter(self, rewards: list[float]) -> Verdict:
         """Reject every fourth group by its rewards, after some time: a runner may die meanwhile."""
         await asyncio.sleep(sum(rewards) % 3)
         return Verdict(rewards[0] // 2 != 2)
+
+    async def _branch(self, context: Context, tokens: bytes, depth: int) -> None:
+        for number in range(self.schedule.turns):
+            turn = await context.generate(tokens)
+            tokens += turn.token_ids + struct.pack("<i", number)
+        if depth > 1:
+            again = self._branch(context.branch(), tokens, 1), self._branch(context.branch(), tokens, 1)
+            await asyncio.gather(*again)
 
     def _disturb(self, frame: list[Any]) -> tuple[float, list[Any]]:
         """Delay a frame, double messages, and exchange messages about different samples."""
@@ -313,9 +326,12 @@ def check(run: FaultyRun) -> None:
     assert all(0 <= age <= run.schedule.alpha for age in run.ages)
     lowest = {
         row["sample"]: row["turns"]
-        for row in run.ledger.query("SELECT sample, COUNT(DISTINCT turn) AS turns FROM completions GROUP BY sample")
+        for row in run.ledger.query(
+            "SELECT sample, COUNT(DISTINCT turn || ':' || branch) AS turns FROM completions GROUP BY sample"
+        )
     }
-    assert all(lowest[sample] == run.schedule.turns for sample in listed)
+    turns = run.schedule.turns * (1 + 3 * run.schedule.branches * run.schedule.turns)
+    assert all(lowest[sample] == turns for sample in listed)
     check_engine_seconds(run.running)
     groups: Counter[str] = Counter(row["group_id"] for row in rows if row["state"] == "trained")
     assert set(groups.values()) == {2}, "groups are trained whole"
@@ -325,16 +341,23 @@ def check(run: FaultyRun) -> None:
 
 
 def check_contexts(ledger: LedgerWriter) -> None:
-    """Assert that every completion was generated from all tokens of its sample before it, which the payload has
+    """Assert that every completion was generated from all tokens of its branch before it, which the payload has
     once."""
-    for row in ledger.query("SELECT id, attempt, prompt_tokens, total_tokens FROM samples"):
-        tokens, turn, prompt = b"", -1, b""
+    for row in ledger.query("SELECT id, attempt, prompt_tokens, total_tokens, sequences FROM samples"):
+        tokens: dict[TurnKey | None, bytes] = {None: b""}  # after each turn
+        prompt, parents = b"", set()
         for record in completions(ledger, row["id"], row["attempt"]):
-            assert record.turn == turn + 1 or (record.turn == turn and not record.given)
-            tokens, turn, prompt = tokens + record.given, record.turn, prompt or record.given
-            assert record.context == m.context_digest(tokens)
-            tokens += record.token_ids
-        assert (row["prompt_tokens"] or 0, row["total_tokens"] or 0) == (len(prompt) // 4, len(tokens) // 4)
+            key = (record.turn, record.branch)
+            assert key not in parents and (key not in tokens or not record.given)
+            prompt = prompt or record.given
+            context = tokens.get(key, tokens[before(key)]) + record.given
+            parents.add(before(key))
+            assert record.context == m.context_digest(context)
+            tokens[key] = context + record.token_ids
+        ends = [len(tokens[key]) // 4 for key in sorted(tokens.keys() - parents - {None}, key=order)]
+        assert (row["prompt_tokens"] or 0, row["total_tokens"] or 0) == (len(prompt) // 4, sum(ends))
+        assert row["sequences"] is None or msgspec.json.decode(row["sequences"]) == ends
+        assert row["total_tokens"] is None or (row["sequences"] is None) == (len(ends) == 1)
 
 
 faults = st.builds(
@@ -353,6 +376,7 @@ schedules = st.builds(
     filtered=st.booleans(),
     function=st.booleans(),
     turns=st.integers(1, 3),
+    branches=st.sampled_from([0, 0, 1, 2]),
     kept=st.booleans(),
     latency=st.sampled_from([0.0, 0.01, 1.0]),
     doubled=st.sampled_from([0.0, 0.1]),
