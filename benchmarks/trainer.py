@@ -109,7 +109,7 @@ def bare_step(size: str, model: Path, world: World) -> Step:
 
     def loss(inputs: Any) -> Tensor:
         tokens = inputs.tokens
-        advantages_B1 = torch.tensor([advantage[i] for i in inputs.indices]).unsqueeze(-1)
+        advantages_B1 = torch.tensor([advantage[piece.sample] for piece in inputs.pieces]).unsqueeze(-1)
         logits = policy(input_ids=tokens.token_ids_BL, use_cache=False, logits_to_keep=tokens.keep_K).logits
         logprobs_BK = logits.log_softmax(-1).gather(-1, tokens.targets_BK.unsqueeze(-1)).squeeze(-1)
         ratio_BK = (logprobs_BK - tokens.behavior_BK).exp()

@@ -12,6 +12,8 @@ from rljob.ledger.payload_record import INT32, PayloadRecord, decode_record
 from rljob.ledger.queries import BatchRow, batch, locations_of_batch
 from rljob.ledger.segments import Location
 from rljob.ledger.store import Store
+from rljob.protocol import branches
+from rljob.protocol.branches import TurnKey, last_turns, order
 from rljob.protocol.messages import SampleTokens, Segment, VersionSpan
 from rljob.protocol.shards import decode_selection
 
@@ -58,28 +60,71 @@ class BatchShards:
 
 
 def assemble(records: list[PayloadRecord], turn_rewards: list[float]) -> SampleTokens:
-    """Join the records of a sample into one sequence.
+    """Join the records of a sample into its sequences, one after the other.
 
     Args:
-        records: records of the sample, in order; an interrupted turn has several.
-        turn_rewards: one reward for each turn.
+        records: records of the sample, in order of time; an interrupted turn has several.
+        turn_rewards: one reward for each turn, in the order of :func:`rljob.protocol.branches.order`.
     """
-    tokens: list[bytes] = []
-    logprobs: list[bytes] = []
-    segments: list[Segment] = []
-    spans: list[VersionSpan] = []
-    turn, end = -1, 0
+    turns: dict[TurnKey, list[PayloadRecord]] = {}
     for record in records:
-        begin = end + len(record.given) // INT32
-        if record.turn != turn:
-            turn = record.turn
-            if begin > end:
-                segments.append(Segment("observation" if turn else "prompt", end, begin))
-            segments.append(Segment("model", begin, begin, turn_rewards[turn]))
-        tokens += record.given, record.token_ids
-        logprobs += bytes(len(record.given)), record.logprobs
-        segments[-1].end = end = begin + len(record.token_ids) // INT32
-        spans += [VersionSpan(s.version, begin + s.start, begin + s.end) for s in record.spans]
-    sample = SampleTokens(records[0].sample, b"".join(tokens), b"".join(logprobs), segments, spans)
-    assert len(sample.token_ids) == len(sample.logprobs) == INT32 * end
-    return sample
+        turns.setdefault((record.turn, record.branch), []).append(record)
+    rewards = dict(zip(sorted(turns, key=order), turn_rewards, strict=True))
+    last: dict[str, int] = {}
+    for turn, branch in turns:
+        last[branch] = max(turn, last.get(branch, 0))
+    sample = _Sequences()
+    for end in last_turns((turn, branch) for branch, turn in last.items()):
+        for key in branches.path(end):
+            sample.add(key, turns[key], rewards[key])
+        sample.end_sequence()
+    tokens = SampleTokens(
+        records[0].sample,
+        b"".join(sample.tokens),
+        b"".join(sample.logprobs),
+        sample.segments,
+        sample.spans,
+        sample.ends if len(sample.ends) > 1 else [],
+    )
+    assert len(tokens.token_ids) == len(tokens.logprobs) == INT32 * sample.length
+    return tokens
+
+
+class _Sequences:
+    """The sequences of a sample so far. Turns that an earlier sequence has are a prefix, which is not trained again."""
+
+    def __init__(self) -> None:
+        self.tokens: list[bytes] = []
+        self.logprobs: list[bytes] = []
+        self.segments: list[Segment] = []
+        self.spans: list[VersionSpan] = []
+        self.ends: list[int] = []
+        self.length = 0
+        self._known: set[TurnKey] = set()
+
+    def add(self, key: TurnKey, records: list[PayloadRecord], reward: float) -> None:
+        """Append a turn to the sequence."""
+        again = key in self._known
+        self._known.add(key)
+        for number, record in enumerate(records):
+            begin = self.length + len(record.given) // INT32
+            end = begin + len(record.token_ids) // INT32
+            if again:
+                self._prefix(end)
+            elif number == 0:
+                if begin > self.length:
+                    self.segments.append(Segment("observation" if key[0] else "prompt", self.length, begin))
+                self.segments.append(Segment("model", begin, end, reward))
+            self.segments[-1].end = self.length = end
+            self.tokens += record.given, record.token_ids
+            self.logprobs += bytes(len(record.given)), bytes(len(record.token_ids)) if again else record.logprobs
+            if not again:
+                self.spans += [VersionSpan(s.version, begin + s.start, begin + s.end) for s in record.spans]
+
+    def end_sequence(self) -> None:
+        """Begin another sequence with the next turn."""
+        self.ends.append(self.length)
+
+    def _prefix(self, end: int) -> None:
+        if not (self.segments and self.segments[-1].kind == "prefix" and self.segments[-1].end == self.length):
+            self.segments.append(Segment("prefix", self.length, end))

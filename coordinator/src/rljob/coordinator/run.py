@@ -7,6 +7,7 @@ from current state. External effects wait for the ledger (see :class:`rljob.ledg
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections import Counter
@@ -290,6 +291,7 @@ class Run:
                     min_version=row.min_version,
                     temperature=sampling.temperature,
                     max_tokens=sampling.max_tokens,
+                    sequences=[] if row.sequences is None else json.loads(row.sequences),
                 )
             )
         return m.Train(

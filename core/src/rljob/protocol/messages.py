@@ -352,10 +352,11 @@ class BatchSample(msgspec.Struct, array_like=True):
     reward: float
     prompt_tokens: int  # of the first turn
     response_tokens: int  # that the model wrote, in all turns
-    total_tokens: int  # of the whole sequence: prompt, model and observations
+    total_tokens: int  # of all sequences: prompt, model and observations
     min_version: int
     temperature: float
     max_tokens: int
+    sequences: list[int] = []  # tokens of each sequence; empty: there is one
 
 
 class Train(Message):
@@ -372,29 +373,32 @@ class Train(Message):
 
 class Segment(msgspec.Struct, array_like=True):
     """Tokens [start, end) of a sample. Each turn has one ``model`` segment, which is empty if the model wrote no token;
-    before it comes the ``prompt`` (first turn) or an ``observation`` (later turns), unless it has no tokens."""
+    before it comes the ``prompt`` (first turn) or an ``observation`` (later turns), unless it has no tokens. Each
+    sequence but the first begins with a ``prefix`` if it shares turns with an earlier one: they are trained there."""
 
-    kind: Literal["prompt", "model", "observation"]
+    kind: Literal["prompt", "model", "observation", "prefix"]
     start: int
     end: int
     reward: float = 0.0  # of the turn; 0 for prompts and observations
 
 
 class SampleTokens(msgspec.Struct, array_like=True):
-    """Tokens of one sample of a batch: the prompt, then what the model wrote and observed, turn by turn.
+    """Tokens of one sample of a batch: the prompt, then what the model wrote and observed, turn by turn. A sample with
+    branches has several such sequences, one after the other: one for each branch that no other branch continues.
 
     ``segments`` cover all tokens in order. Their rewards add up to the sample's reward, except for rounding.
     """
 
     sample: str
-    token_ids: bytes  # int32, whole sequence
-    logprobs: bytes  # float32, whole sequence; 0 where the model did not write
+    token_ids: bytes  # int32, all sequences
+    logprobs: bytes  # float32, all sequences; 0 where the model did not write, and in a prefix
     segments: list[Segment]
-    spans: list[VersionSpan]  # over the whole sequence
+    spans: list[VersionSpan]  # over all sequences
+    ends: list[int] = []  # of each sequence; empty: there is one
 
     @property
     def loss_mask(self) -> bytes:
-        """uint8 over the whole sequence; 1 where the model wrote."""
+        """uint8 over all sequences; 1 where the model wrote, except in a prefix."""
         return b"".join((b"\x01" if s.kind == "model" else b"\x00") * (s.end - s.start) for s in self.segments)
 
 

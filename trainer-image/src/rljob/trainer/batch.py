@@ -1,7 +1,8 @@
 """A replica's share of a batch: the microbatches of its plan, laid out as tensors.
 
 Shapes: N samples of the batch, B rows, L positions, K = L − first: the positions from the first token of the model in
-any row. Masks may have holes: a sample of several turns has several segments of the model.
+any row. Masks may have holes: a sample of several turns has several segments of the model. A row of a microbatch is a
+sequence of a sample: all of it, unless it has branches. Values of tokens are by sample, of all its sequences together.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rljob.api.algorithm import Algorithm
 from rljob.protocol.messages import BatchSample, Train
 from rljob.trainer.algorithms.aggregation import Aggregation
 from rljob.trainer.algorithms.needs import failure, load_function
-from rljob.trainer.batch_plan import BatchPlan
+from rljob.trainer.batch_plan import BatchPlan, BatchSequence
 from rljob.trainer.process_group import World
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Row:
-    """Tokens of one sample."""
+    """Tokens of one sample: of its sequences, one after the other."""
 
     token_ids_L: NDArray[np.int64]
     logprobs_L: NDArray[np.float32]
@@ -39,6 +40,13 @@ class Row:
     def turns_L(self) -> NDArray[np.int64]:
         """Number of the turn of each of the model's tokens, from 0; other tokens have that of the next turn."""
         return np.searchsorted(self.turn_ends, np.arange(len(self.mask_L)), side="right")
+
+    def part(self, piece: BatchSequence) -> Row:
+        """Return the tokens of one sequence, to be computed in a forward pass."""
+        if piece.tokens == len(self.token_ids_L):
+            return self
+        part = slice(piece.start, piece.end)
+        return Row(self.token_ids_L[part], self.logprobs_L[part], self.mask_L[part], self.rewards_L[part])
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class Microbatch:
 class MicrobatchInputs:
     """A microbatch and the inputs of its loss. A rank with fewer microbatches than others gets some without samples."""
 
-    indices: Sequence[int]  # of its samples in the batch
+    pieces: Sequence[BatchSequence]  # its rows
     tokens: Microbatch
     positions: int  # computed in a forward pass
     padding: int  # those without a token of a sample
@@ -96,7 +104,7 @@ def lay_out(plan: BatchPlan, rows: Mapping[int, Row], algorithm: Algorithm, worl
     samples = plan.train.samples
     weights_N = _weights(samples, plan.minibatches, algorithm, world)
     minibatches = [
-        [_inputs(indices, rows, plan, weights_N, world.device) for indices in microbatches]
+        [_inputs([plan.rows[row] for row in own], rows, plan, weights_N, world.device) for own in microbatches]
         for microbatches in plan.microbatches
     ]
     return Batch(plan.train, rows, minibatches, any(is_current(plan.train, i) for i in plan.first_trained))
@@ -136,15 +144,16 @@ def _weights(
 
 
 def _inputs(
-    indices: Sequence[int],
+    pieces: Sequence[BatchSequence],
     rows: Mapping[int, Row],
     plan: BatchPlan,
     weights_N: NDArray[np.float32],
     device: torch.device,
 ) -> MicrobatchInputs:
     train = plan.train
-    tokens = collate([rows[i] for i in indices], [train.samples[i].temperature for i in indices], device)
-    turns = {i: rows[i].turns_L for i in indices}
+    of_pieces = [rows[piece.sample].part(piece) for piece in pieces]
+    tokens = collate(of_pieces, [train.samples[piece.sample].temperature for piece in pieces], device)
+    turns = {piece.sample: rows[piece.sample].turns_L for piece in pieces}
 
     positions = sum(tokens.lengths) if plan.packed else tokens.token_ids_BL.numel()
 
@@ -152,32 +161,32 @@ def _inputs(
         return torch.tensor(list(values) or [0], dtype=dtype, device=device)
 
     return MicrobatchInputs(
-        indices,
+        pieces,
         tokens,
         positions,
-        positions - sum(len(rows[i].token_ids_L) for i in indices),
-        of_rows((float(weights_N[i]) for i in indices), torch.float32),
-        of_rows((train.samples[i].reward for i in indices), torch.float32),
-        at_targets(indices, tokens, turns, np.int64),
-        1 + max((len(rows[i].turn_ends) for i in indices), default=0),
-        of_rows((is_current(train, i) for i in indices), torch.bool),
+        positions - sum(piece.tokens for piece in pieces),
+        of_rows((float(weights_N[piece.sample]) for piece in pieces), torch.float32),
+        of_rows((train.samples[piece.sample].reward for piece in pieces), torch.float32),
+        at_targets(pieces, tokens, turns, np.int64),
+        1 + max((len(rows[piece.sample].turn_ends) for piece in pieces), default=0),
+        of_rows((is_current(train, piece.sample) for piece in pieces), torch.bool),
     )
 
 
 def at_targets(
-    indices: Sequence[int], tokens: Microbatch, values: Mapping[int, NDArray[np.generic]], dtype: DTypeLike
+    pieces: Sequence[BatchSequence], tokens: Microbatch, values: Mapping[int, NDArray[np.generic]], dtype: DTypeLike
 ) -> Tensor:
     """Return values of tokens of the rows of a microbatch as a tensor (B, K); 0 except at the model's tokens.
 
     Args:
-        indices: of its samples in the batch.
+        pieces: its rows.
         tokens: of the microbatch.
-        values: an array (L,) for each row, by index in the batch.
+        values: an array (L,) for each sample, by index in the batch.
         dtype: of the result.
     """
     values_BK = np.zeros(tokens.mask_BK.shape, dtype)
-    for b, i in enumerate(indices):
-        kept = values[i][tokens.first :]
+    for b, piece in enumerate(pieces):
+        kept = values[piece.sample][piece.start + tokens.first : piece.end]
         values_BK[b, : len(kept)] = kept
     return torch.from_numpy(values_BK).to(tokens.mask_BK.device).where(tokens.mask_BK, 0)
 

@@ -1,5 +1,8 @@
 """Which rank computes which samples of a batch, in which microbatches. Pure functions of the batch's scalars.
 
+A row of a microbatch is one sequence. A sample with branches has several, which are on one rank, in microbatches of the
+same minibatch. In a batch without branches rows and samples have the same numbers.
+
 Every rank computes the same plan from the scalars, and pulls only its own samples. The loss of a minibatch is a sum
 over tokens whose weights do not depend on the plan, so neither does the gradient.
 
@@ -13,6 +16,7 @@ import bisect
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +32,20 @@ PADDED_LIMIT = 4
 
 
 @dataclass(frozen=True)
+class BatchSequence:
+    """A sequence of a sample: its tokens [start, end)."""
+
+    sample: int  # index in the batch
+    start: int
+    end: int
+
+    @property
+    def tokens(self) -> int:
+        """Its length."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
 class BatchPlan:
     """Plan of a batch for one data-parallel rank."""
 
@@ -35,14 +53,20 @@ class BatchPlan:
     trained: int  # number of trained samples
     first_trained: list[int]  # trained samples of the first minibatch, of all ranks
     minibatches: list[list[int]]  # samples of each minibatch, trained or not
-    microbatches: list[list[list[int]]]  # of each minibatch: trained samples of each of this rank's microbatches
+    microbatches: list[list[list[int]]]  # of each minibatch: rows of each of this rank's microbatches
     lockstep: float  # positions of the slowest rank × ranks / tokens, over all minibatches; 1 is ideal
     packed: bool = False  # rows of a microbatch are computed without padding
+
+    @cached_property
+    def rows(self) -> list[BatchSequence]:
+        """All rows of the batch."""
+        return sequences(self.train.samples)
 
     @property
     def indices(self) -> list[int]:
         """This rank's trained samples, in the order of the batch."""
-        return sorted(i for minibatch in self.microbatches for microbatch in minibatch for i in microbatch)
+        rows = (row for minibatch in self.microbatches for microbatch in minibatch for row in microbatch)
+        return sorted({self.rows[row].sample for row in rows})
 
 
 def plan_batch(
@@ -65,20 +89,33 @@ def plan_batch(
         budget: maximum number of positions of a microbatch.
         packed: whether rows of a microbatch are computed without padding.
     """
-    tokens = lengths(train.samples)
+    rows = sequences(train.samples)
+    tokens, owners = [row.tokens for row in rows], [row.sample for row in rows]
+    branched = len(rows) > len(train.samples)
     parts = split_minibatches([sample.group for sample in train.samples], minibatches)
     of_parts = [[i for i in part if trained_N[i]] for part in parts]
-    plans = [assign(samples, tokens, ranks, budget, packed) for samples in of_parts]
+    plans = []
+    for samples in of_parts:
+        if branched:
+            chosen = set(samples)
+            own = [row for row, sample in enumerate(owners) if sample in chosen]
+            plans.append(assign_samples(own, owners, tokens, ranks, budget, packed))
+        else:
+            plans.append(assign(samples, tokens, ranks, budget, packed))
     slowest = sum(max(positions(microbatches, tokens, packed) for microbatches in plan) for plan in plans)
-    total = sum(tokens[i] for i in np.flatnonzero(trained_N))
+    total = sum(length for length, sample in zip(tokens, owners, strict=True) if trained_N[sample])
     lockstep = slowest * ranks / total if total else 1.0
-    own = [plan[rank] for plan in plans]
-    return BatchPlan(train, int(trained_N.sum()), of_parts[0], parts, own, lockstep, packed)
+    mine = [plan[rank] for plan in plans]
+    return BatchPlan(train, int(trained_N.sum()), of_parts[0], parts, mine, lockstep, packed)
 
 
-def lengths(samples: Sequence[BatchSample]) -> list[int]:
-    """Return the length of each sample in tokens: prompt, answers and observations."""
-    return [sample.total_tokens for sample in samples]
+def sequences(samples: Sequence[BatchSample]) -> list[BatchSequence]:
+    """Return the sequences of all samples, in the order of the batch."""
+    rows = []
+    for i, sample in enumerate(samples):
+        ends = [0, *itertools.accumulate(sample.sequences or [sample.total_tokens])]
+        rows += [BatchSequence(i, start, end) for start, end in itertools.pairwise(ends)]
+    return rows
 
 
 def positions(microbatches: Sequence[Sequence[int]], tokens: Sequence[int], packed: bool = False) -> int:
@@ -121,6 +158,42 @@ def assign(
         runs = [order[start:end] for start, end in itertools.pairwise([*_cut(ordered, limit, packed), len(order)])]
         plans.append(_deal(runs, tokens, ranks, count, packed))
     return min(plans, key=lambda plan: _cost(plan, tokens, packed))
+
+
+def assign_samples(
+    rows: Sequence[int],
+    owners: Sequence[int],
+    tokens: Sequence[int],
+    ranks: int,
+    budget: int,
+    packed: bool = False,
+) -> list[list[list[int]]]:
+    """Return each rank's microbatches of one minibatch, of samples of several rows; the same number for all ranks.
+
+    All rows of a sample are on one rank: the largest sample goes first, to the rank with the fewest tokens. Each rank
+    cuts its rows as :func:`assign` does.
+
+    Args:
+        rows: of the minibatch.
+        owners: sample of each row of the batch.
+        tokens: length of each row of the batch.
+        ranks: data-parallel ranks.
+        budget: maximum number of positions of a microbatch; a longer row is a microbatch of its own.
+        packed: whether rows of a microbatch are computed without padding.
+    """
+    of_samples: dict[int, list[int]] = {}
+    for row in rows:
+        of_samples.setdefault(owners[row], []).append(row)
+    size = {sample: sum(tokens[row] for row in own) for sample, own in of_samples.items()}
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    load = [0] * ranks
+    for sample in sorted(of_samples, key=lambda sample: (-size[sample], sample)):
+        rank = load.index(min(load))
+        dealt[rank] += of_samples[sample]
+        load[rank] += size[sample]
+    plans = [assign(own, tokens, 1, budget, packed)[0] for own in dealt]
+    count = max(map(len, plans))
+    return [plan + [[] for _ in range(count - len(plan))] for plan in plans]
 
 
 def _cut(ordered: Sequence[int], limit: int, packed: bool) -> list[int]:

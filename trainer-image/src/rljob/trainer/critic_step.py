@@ -125,7 +125,7 @@ def value_targets(
         errors_L = discounted_errors(rewards[i], values_L, mask_L, algorithm.discount, algorithm.value_lambda)
         targets[i] = values_L + errors_L
     return [
-        [at_targets(inputs.indices, inputs.tokens, targets, np.float32) for inputs in minibatch]
+        [at_targets(inputs.pieces, inputs.tokens, targets, np.float32) for inputs in minibatch]
         for minibatch in batch.minibatches
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import logging
 import time
 import urllib.error
@@ -114,11 +115,15 @@ def _row(tokens: SampleTokens, scalars: BatchSample) -> Row:
         token_rewards(tokens.segments, mask_L),
         tuple(segment.end for segment in tokens.segments if segment.kind == "model")[:-1],
     )
+    lengths = [end - start for start, end in itertools.pairwise([0, *tokens.ends])]
+    if lengths != scalars.sequences or (lengths and tokens.ends[-1] != scalars.total_tokens):
+        raise UnrecoverableError(f"sample {scalars.sample}: its sequences are not those that the batch names")
     if not scalars.total_tokens == len(row.token_ids_L) == len(row.logprobs_L):
         raise UnrecoverableError(
             f"sample {scalars.sample} does not have the {scalars.total_tokens} tokens that the batch names"
         )
-    if mask_L.sum() != scalars.response_tokens or mask_L[:1].any():
+    starts = [0, *tokens.ends[:-1]]
+    if mask_L.sum() != scalars.response_tokens or mask_L[:1].any() or mask_L[starts].any():
         raise UnrecoverableError(f"sample {scalars.sample}: its loss mask does not cover its response")
     if not add_up([segment.reward for segment in tokens.segments], scalars.reward):
         raise UnrecoverableError(f"sample {scalars.sample}: the rewards of its segments do not add up to its reward")

@@ -74,15 +74,14 @@ class Scores:
         return self._by_row(self.values)
 
     def _by_row(self, scores: Sequence[list[Tensor]]) -> dict[int, NDArray[np.float32]]:
-        result = {}
+        result = {i: np.zeros(len(row.mask_L), np.float32) for i, row in self.batch.rows.items()}
         for minibatch, outputs in zip(self.batch.minibatches, scores, strict=True):
             for inputs, scores_BK in zip(minibatch, outputs, strict=True):
                 values_BK = scores_BK.float().cpu().numpy()
-                for b, i in enumerate(inputs.indices):
-                    mask_L, first = self.batch.rows[i].mask_L, inputs.tokens.first
-                    values_L = np.zeros(len(mask_L), np.float32)
-                    values_L[first:] = values_BK[b, : len(mask_L) - first]
-                    result[i] = np.where(mask_L, values_L, np.float32(0))
+                for b, piece in enumerate(inputs.pieces):
+                    part = slice(piece.start + inputs.tokens.first, piece.end)
+                    mask_K = self.batch.rows[piece.sample].mask_L[part]
+                    result[piece.sample][part] = np.where(mask_K, values_BK[b, : len(mask_K)], np.float32(0))
         return result
 
 

@@ -214,7 +214,7 @@ def set_advantages(
         advantages = _checked(stable, batch.rows)
         for minibatch in batch.minibatches:
             for microbatch in minibatch:
-                microbatch.advantages_BK = at_targets(microbatch.indices, microbatch.tokens, advantages, np.float32)
+                microbatch.advantages_BK = at_targets(microbatch.pieces, microbatch.tokens, advantages, np.float32)
         mean_N = _mean_by_sample(advantages, batch)
     except torch.distributed.DistError:  # a collective of the estimator: another rank has failed
         raise
