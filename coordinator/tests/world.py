@@ -398,6 +398,7 @@ class Trainer(Component):
         self.drift = ""  # makes a replay differ
         self.refused: list[m.RefusedCheckpoint] = []  # by this process
         self.loaded = ""  # digest of the record of the checkpoint that this process loaded
+        self.check_sample = check_sample
 
     def reborn(self) -> None:
         """Restart the process from the newest checkpoint."""
@@ -496,7 +497,7 @@ class Trainer(Component):
         samples = msgspec.msgpack.decode(data, type=list[m.SampleTokens])
         for scalars, tokens in zip(command.samples, samples, strict=True):
             runner = self.world.runner
-            check_sample(scalars, tokens, runner.turns_of(tokens.sample), runner.credits_of(tokens.sample))
+            self.check_sample(scalars, tokens, runner.turns_of(tokens.sample), runner.credits_of(tokens.sample))
         assert all(command.step - s.min_version <= self.world.alpha for s in command.samples)
         oldest = {s.sample: min(span.version for span in s.spans) for s in samples}
         assert oldest == {s.sample: s.min_version for s in command.samples}

@@ -36,7 +36,9 @@ def contexts():
 def test_a_request_gets_the_tokens_that_are_kept_and_its_digest(contexts):
     whole = contexts.whole(request())
     assert whole == Generate(RequestId("g0.0", 1, 0), BEFORE + ADDED, SAMPLING, 0, context_digest(BEFORE + ADDED))
-    assert contexts.whole(request()) is None, "the request has them now"
+    assert contexts.whole(request()) == whole, "all its tokens are kept while it is generated"
+    longer = request(b"mnop", 3, context_digest(BEFORE + ADDED + b"mnop"), turn=2)
+    assert contexts.whole(longer).token_ids == BEFORE + ADDED + b"mnop"
 
 
 def test_a_request_of_all_tokens_needs_nothing_kept_and_takes_its_place(contexts):
@@ -84,3 +86,18 @@ def test_samples_are_forgotten(contexts):
     assert contexts.whole(request(sample="g0.2")) is None
     contexts.keep(RequestId("g0.2", 0, 0), bytes(100))
     assert contexts.whole(request(bytes(4), 25, context_digest(bytes(104)), "g0.2")) is not None, "the room is free"
+
+
+def test_the_first_request_of_a_branch_continues_the_context_of_the_branch_that_it_was_made_from(contexts):
+    def of_branch(name, turn=1, prefix_tokens=2, token_ids=ADDED, context=BEFORE + ADDED):
+        request_id = RequestId("g0.0", turn, 0, name)
+        return Generate(request_id, token_ids, SAMPLING, prefix_tokens, context_digest(context))
+
+    contexts.keep(RequestId("g0.0", 1, 0), BEFORE + b"more")
+    for name in ("1.1", "1.2", "1.1/1.1"):
+        assert contexts.whole(of_branch(name)).token_ids == BEFORE + ADDED
+    assert contexts.whole(of_branch("1.3", context=BEFORE)) is None
+    assert contexts.whole(of_branch("1.1", 2, 3, b"mnop", BEFORE + ADDED + b"mnop")) is not None
+    contexts.forget(["g0.0", "g0.0@1.2"])
+    assert contexts.whole(of_branch("1.4")) is None and contexts.whole(of_branch("1.2")) is None
+    assert contexts.whole(of_branch("1.1/2.1", 2, 3, b"mnop", BEFORE + ADDED + b"mnop")) is not None

@@ -101,6 +101,7 @@ class Trajectories:
         self._leases.remove(trajectory)
         self._withdraw_all(trajectory, "ended")
         trajectory.forget_contexts()
+        self._acknowledge_early(trajectory)
 
     def start_over(self, trajectory: Trajectory) -> None:
         """Discard the generated tokens of a sample and generate it again with current weights (after a new lineage)."""
@@ -117,6 +118,11 @@ class Trajectories:
         self._withdraw_all(trajectory, "discarded")
         trajectory.discard(trajectory.attempts + sum(turn.completions for turn in trajectory.turns.values()) + 1)
         self._ledger.discard_generation(trajectory.sample.id, trajectory.attempts)
+        self._acknowledge_early(trajectory)
+
+    @staticmethod
+    def _acknowledge_early(trajectory: Trajectory) -> None:
+        """Have the agents forget completions that no runner has requested again."""
         for completion, agent in trajectory.early.values():
             agent.send(m.AckCompletions([completion.request_id]))
         trajectory.early.clear()

@@ -49,7 +49,8 @@ class GrowingDigest:
 class KeptContexts:
     """The contexts and answers that an agent keeps, so that the requests of later turns only bring what they add.
 
-    A context is here from the end of a request to the next request of its branch. Without room, those that have been
+    A context is here from a request on; with its end the answer is too. So branches can be made from it while the next
+    turn is generated. Without room, those that have been
     here longest are dropped, and their requests are sent whole.
 
     Args:
@@ -62,8 +63,8 @@ class KeptContexts:
         self._bytes = 0
 
     def whole(self, request: Generate) -> Generate | None:
-        """Return a request with all its tokens and their digest; the context of its branch is kept no more. The first
-        request of a branch continues the context of the branch that it was made from, which stays.
+        """Return a request with all its tokens and their digest; they are kept from now on. The first request of a
+        branch continues the context of the branch that it was made from.
 
         Returns:
             None if the prefix of the request is not here, or if all tokens together are not those that it is about.
@@ -78,16 +79,12 @@ class KeptContexts:
         digest = context_digest(context)
         if request.prefix_tokens and digest != request.context:
             return None
-        return Generate(request.request_id, context, request.sampling, context=digest)
+        self._keep(_name(request_id), context)
+        return Generate(request_id, context, request.sampling, context=digest)
 
     def keep(self, request_id: RequestId, token_ids: bytes) -> None:
         """Keep the context and the answer of the last request of a branch (int32)."""
-        name = _name(request_id)
-        self._remove(name)
-        self._kept[name] = token_ids
-        self._bytes += len(token_ids)
-        while self._bytes > self._max_bytes:
-            self._remove(next(iter(self._kept)))
+        self._keep(_name(request_id), token_ids)
 
     def forget(self, names: Iterable[str]) -> None:
         """Drop contexts of branches that ended or continue elsewhere."""
@@ -98,6 +95,13 @@ class KeptContexts:
         """Drop all contexts."""
         self._kept.clear()
         self._bytes = 0
+
+    def _keep(self, name: str, token_ids: bytes) -> None:
+        self._remove(name)
+        self._kept[name] = token_ids
+        self._bytes += len(token_ids)
+        while self._bytes > self._max_bytes:
+            self._remove(next(iter(self._kept)))
 
     def _kept_before(self, request_id: RequestId) -> bytes:
         """Return the context of the turn before the first turn of a branch; empty if it is not here."""
