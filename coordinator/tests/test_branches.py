@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import re
+import sys
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ import world as world_module
 from ledgers import alter, copy
 from world import job, m
 
+from rljob.cli.main import main
 from rljob.coordinator import engines as engines_module
 from rljob.coordinator.batches import assemble
 from rljob.ledger.audit import audit
@@ -266,6 +269,19 @@ def test_a_sample_shows_its_branches(branched_run: Path) -> None:
     lengths = {(turn.turn, turn.branch): len(turn.given_ids) + len(turn.written) for turn in detail.turns}
     assert detail.sample.sequences == [sum(lengths[key] for key in path(end)) for end in ENDS]
     assert detail.sample.total_tokens == sum(detail.sample.sequences)
+
+
+def test_show_names_the_branch_of_each_turn(
+    branched_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for options in ([], ["--turns"]):
+        monkeypatch.setattr(sys, "argv", ["rljob", "show", str(branched_run), "g0.0", *options])
+        with pytest.raises(SystemExit):
+            main()
+        out = capsys.readouterr().out
+        named = re.findall(r"^turn (\d)     (?:branch (\S+), )?attempt 0 on engine-", out, re.M)
+        assert [(int(turn), branch) for turn, branch in named] == TREE
+        assert options or re.search(r"^tokens     \d+ response, 4 sequences of \d+, \d+, \d+, \d+ tokens$", out, re.M)
 
 
 def record(turn: int, branch: str, given: list[int], written: list[int], finish: str = "stop") -> PayloadRecord:

@@ -280,6 +280,9 @@ def _tokens(sample: SampleRow) -> str:
     prompt, response, total = (
         value or 0 for value in (sample.prompt_tokens, sample.response_tokens, sample.total_tokens)
     )
+    if sample.sequences is not None:
+        lengths = ", ".join(map(_number, sample.sequences))
+        return f"{_number(response)} response, {len(sample.sequences)} sequences of {lengths} tokens"
     observation = max(0, total - prompt - response)
     observations = f", {_number(observation)} observation" if observation else ""
     return f"{_number(prompt)} prompt, {_number(response)} response{observations}"
@@ -288,9 +291,10 @@ def _tokens(sample: SampleRow) -> str:
 def _turn(turn: TurnDetail, summary: bool = True, table: bool = True) -> Iterator[Text]:
     """Yield the lines that describe a turn. ``summary``: with reward and versions. ``table``: with a line for each
     token."""
+    branch = f"branch {turn.branch}, " if turn.branch else ""
     for completion in turn.completions:
         text = f"attempt {completion.attempt} on {completion.engine or 'an engine that is gone'}"
-        yield _field(f"turn {turn.turn}", f"{text}: {completion.tokens} tokens, {completion.finish}")
+        yield _field(f"turn {turn.turn}", f"{branch}{text}: {completion.tokens} tokens, {completion.finish}")
     if summary and (text := _summary(turn)):
         yield _field("", text)
     if turn.given_ids:

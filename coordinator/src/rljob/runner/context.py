@@ -11,9 +11,22 @@ A loop is an async function with one argument, the :class:`Context` of a traject
 A context is a concatenation of token ids. Tokens of the model are never decoded and encoded again: the context of each
 turn starts with the context and the answer of the previous turn. The tokens added after them are the observation.
 
+:meth:`Context.branch` returns a context that continues from the same tokens on its own, as often as wanted, so a loop can
+try several continuations. Each context has one turn at a time; several contexts generate at the same time:
+
+    async def two_ways(context: Context) -> Score:
+        first = await context.generate(context.prompt.token_ids)
+        tokens = context.prompt.token_ids + first.token_ids
+        one, two = context.branch(), context.branch()
+        await asyncio.gather(one.generate(tokens + one.encode("a)")), two.generate(tokens + two.encode("b)")))
+        last = await context.generate(tokens + context.encode("So"))
+        return await context.score(context.answer(last), last.finish)
+
+The sample has one reward. Each token that the model wrote is trained once, under the context of its own branch.
+
 If a runner dies, the loop runs again in another runner, and turns that were generated before are replayed from the
-ledger. A loop must therefore make the same calls again: it depends on its context alone, not on a clock or on unseeded
-random numbers. An exception of a loop fails its sample, not the run.
+ledger. A loop must therefore make the same calls again: it depends on its context alone, not on a clock, on unseeded
+random numbers or on which of its branches is faster. An exception of a loop fails its sample, not the run.
 """
 
 from __future__ import annotations
@@ -111,6 +124,14 @@ class Context(Protocol):
             TrajectoryError: the task has no agent.
         """
 
+    def branch(self) -> Context:
+        """Return a context that continues from the present tokens: those of the last turn and before it. This context
+        can continue too. Branches share prompt, episode and agent.
+
+        Raises:
+            TrajectoryError: a turn of this context is being generated, or branches are nested too deeply.
+        """
+
     @property
     def room(self) -> int:
         """Tokens that fit into maxModelLength after the last turn: the next observation and answer together."""
@@ -155,9 +176,10 @@ class Context(Protocol):
     async def score(self, completion: str, finish: str) -> Score:
         """Return the score from the task's reward; without one, 0, to which the rewards of :meth:`reward` are added.
 
-        The reward also receives the text of all turns if there are several. A loop may return another score instead,
+        The reward also receives the text of all turns of this context if there are several. A loop may return another score instead,
         made with ``Score(sample=context.sample, reward=…, turn_rewards=[…])``. Rewards of :meth:`reward` are added to
-        it.
+        it. ``turn_rewards`` are in the order of the turns; in a sample with branches first those of the first context,
+        then branch by branch in the order of :func:`rljob.protocol.branches.order`.
 
         Args:
             completion: the answer to score.

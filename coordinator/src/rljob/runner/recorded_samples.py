@@ -35,7 +35,7 @@ def recorded_samples(environment: ComponentEnvironment, limit: int) -> Iterator[
     prepared = prepare(environment, find_readers(environment.job))
     with LedgerReader(environment.storage) as ledger:
         for row in samples(ledger, Selection(limit=limit)):
-            if row.text is not None:
+            if row.text is not None and row.sequences is None:  # else it is not recorded which branch was scored
                 yield RecordedSample(_item(prepared, ledger, row), row.reward)
 
 
