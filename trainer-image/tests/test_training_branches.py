@@ -211,5 +211,5 @@ def test_sequences_that_differ_from_the_batch_are_refused(change):
         scalars = msgspec.structs.replace(scalars, sequences=[])
     else:  # the prefix would be trained twice
         next(segment for segment in sample.segments if segment.kind == "prefix").kind = "model"
-    with pytest.raises(UnrecoverableError, match="its sequences are not|its loss mask"):
+    with pytest.raises(UnrecoverableError, match=r"its sequences are not|its loss mask"):
         check_shard([sample], [scalars], [0])

@@ -30,11 +30,12 @@ class BranchContext:
     def __init__(self, trajectory: LeasedTrajectory, name: str = ROOT, parent: BranchContext | None = None) -> None:
         self.name = name
         self._trajectory = trajectory
-        self._turns = [] if parent is None else [*parent._turns]  # also those that it continues
-        self._sequence = b"" if parent is None else parent._sequence  # int32: context and answer of the last turn
-        self._digest = (
-            GrowingDigest() if parent is None else parent._digest.copy()
-        )  # of it, and what the open turn adds
+        self._turns: list[TurnTokens] = [] if parent is None else [*parent._turns]  # also those that it continues
+        self._sequence: bytes = (
+            b"" if parent is None else parent._sequence
+        )  # int32: context and answer of the last turn
+        self._digest: GrowingDigest = GrowingDigest() if parent is None else parent._digest.copy()
+        """Of the sequence, and of what the open turn adds."""
         self._children: Counter[int] = Counter()  # first turn → branches
         self._generating = False
 

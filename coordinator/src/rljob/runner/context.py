@@ -11,8 +11,8 @@ A loop is an async function with one argument, the :class:`Context` of a traject
 A context is a concatenation of token ids. Tokens of the model are never decoded and encoded again: the context of each
 turn starts with the context and the answer of the previous turn. The tokens added after them are the observation.
 
-:meth:`Context.branch` returns a context that continues from the same tokens on its own, as often as wanted, so a loop can
-try several continuations. Each context has one turn at a time; several contexts generate at the same time:
+:meth:`Context.branch` returns a context that continues from the same tokens on its own, as often as wanted, so a loop
+can try several continuations. Each context has one turn at a time; several contexts generate at the same time:
 
     async def two_ways(context: Context) -> Score:
         first = await context.generate(context.prompt.token_ids)
@@ -176,9 +176,9 @@ class Context(Protocol):
     async def score(self, completion: str, finish: str) -> Score:
         """Return the score from the task's reward; without one, 0, to which the rewards of :meth:`reward` are added.
 
-        The reward also receives the text of all turns of this context if there are several. A loop may return another score instead,
-        made with ``Score(sample=context.sample, reward=…, turn_rewards=[…])``. Rewards of :meth:`reward` are added to
-        it. ``turn_rewards`` are in the order of the turns; in a sample with branches first those of the first context,
+        The reward also receives the text of all turns of this context if there are several. A loop may return another
+        score instead, made with ``Score(sample=context.sample, reward=…, turn_rewards=[…])``. Rewards of :meth:`reward`
+        are added to it. ``turn_rewards`` are in the order of the turns; in a sample with branches first those of the first context,
         then branch by branch in the order of :func:`rljob.protocol.branches.order`.
 
         Args:

@@ -173,7 +173,8 @@ class LeasedTrajectory:
             raise TrajectoryError("the loop asks for a turn after the end of its trajectory")
         key = (request.turn, request.branch)
         self._requests[key] = request
-        answer = self._answers[key] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[GenerateResult | TurnTokens] = asyncio.get_running_loop().create_future()
+        self._answers[key] = answer
         self._send(request)
         with self.in_call():
             result = await answer
