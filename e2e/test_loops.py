@@ -17,12 +17,13 @@ from rljob.protocol.messages import SampleTokens
 from rljob.runner.tokenizer import TextCodec
 
 STEPS = 8
+TWO_DRAFTS = "e2e.fakes.extensions:two_drafts"
 
 
-def two_turns_job(**changes: Any) -> RLJob:
-    """Return a job of two tasks; the loop of the first has two turns."""
+def two_turns_job(loop: str = TWO_TURNS, **changes: Any) -> RLJob:
+    """Return a job of two tasks; the loop of the first has several turns."""
     job = make_job(training={"steps": STEPS, "promptsPerStep": 4, "samplesPerPrompt": 4, "maxStaleness": 0}, **changes)
-    job.spec.tasks[0].loop = TWO_TURNS
+    job.spec.tasks[0].loop = loop
     return job
 
 
@@ -65,3 +66,31 @@ async def test_two_turns_give_the_batches_of_a_plain_loop_bit_for_bit(tmp_path: 
     assert kinds == {("prompt", "model"), ("prompt", "model", "observation", "model")}
     report = audit(tmp_path)
     assert report.ok and report.finished, [check for check in report.checks if not check.ok]
+
+
+async def shards_with_branches(storage: Path, killed: tuple[str, ...]) -> list[bytes]:
+    """Return the shards of a run whose loop makes branches; the processes in ``killed`` are killed during it."""
+    job = two_turns_job(TWO_DRAFTS)
+    async with run_harness(job, storage, seconds_per_token=0.002, runner_process=True) as harness:
+        trainer = harness.trainer()
+        running = asyncio.create_task(trainer.run())
+        for i, victim in enumerate(killed):
+            await kill_between_turns(harness, victim, trainer, 2 * i)
+        await running
+    report = audit(storage)
+    assert report.ok and report.finished, [check for check in report.checks if not check.ok]
+    return [one.shard for one in trainer.applied]
+
+
+@pytest.mark.timeout(300)
+async def test_branches_are_the_same_also_when_components_are_killed(tmp_path: Path) -> None:
+    quiet = await shards_with_branches(tmp_path / "quiet", ())
+    assert await shards_with_branches(tmp_path / "killed", ("runner", "coordinator", "runner")) == quiet
+    samples = [sample for shard in quiet for sample in msgspec.msgpack.decode(shard, type=list[SampleTokens])]
+    branched = [sample for sample in samples if sample.ends]
+    assert len(quiet) == STEPS and branched and len(branched) < len(samples)
+    for sample in branched:
+        kinds = [segment.kind for segment in sample.segments]
+        first = ["prompt", "model", "observation", "model"]
+        assert kinds == [*first, "prefix", *first[2:], *first[2:], "prefix", *first[2:]]
+        assert len(sample.ends) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,6 +55,21 @@ def reinforce(inputs: ObjectiveInputs) -> Objective:
     """Return logprob times advantage: REINFORCE."""
     none_BK = torch.zeros_like(inputs.mask_BK)
     return Objective(inputs.logprobs_BK * inputs.advantages_BK, torch.ones_like(inputs.logprobs_BK), none_BK)
+
+
+async def two_drafts(context: Context) -> Score:
+    """Generate an answer, then two drafts and a last answer at the same time; one draft has a second turn."""
+    prompt = context.prompt.token_ids
+    tokens = prompt + (await context.generate(prompt)).token_ids + context.encode(OBSERVATION)
+    one, two = context.branch(), context.branch()
+
+    async def revise() -> None:
+        draft = tokens + (await one.generate(tokens)).token_ids
+        one.reward(FIRST_TURN_REWARD)
+        await one.branch().generate(draft + one.encode(OBSERVATION))
+
+    last, *_ = await asyncio.gather(context.generate(tokens), revise(), two.generate(tokens))
+    return await context.score(context.answer(last), last.finish)
 
 
 async def two_turns(context: Context) -> Score:

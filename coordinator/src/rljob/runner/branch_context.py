@@ -31,9 +31,8 @@ class BranchContext:
         self.name = name
         self._trajectory = trajectory
         self._turns: list[TurnTokens] = [] if parent is None else [*parent._turns]  # also those that it continues
-        self._sequence: bytes = (
-            b"" if parent is None else parent._sequence
-        )  # int32: context and answer of the last turn
+        self._sequence: bytes = b"" if parent is None else parent._sequence
+        """Context and answer of the last turn, int32."""
         self._digest: GrowingDigest = GrowingDigest() if parent is None else parent._digest.copy()
         """Of the sequence, and of what the open turn adds."""
         self._children: Counter[int] = Counter()  # first turn → branches

@@ -178,8 +178,8 @@ class Context(Protocol):
 
         The reward also receives the text of all turns of this context if there are several. A loop may return another
         score instead, made with ``Score(sample=context.sample, reward=…, turn_rewards=[…])``. Rewards of :meth:`reward`
-        are added to it. ``turn_rewards`` are in the order of the turns; in a sample with branches first those of the first context,
-        then branch by branch in the order of :func:`rljob.protocol.branches.order`.
+        are added to it. ``turn_rewards`` are in the order of the turns; in a sample with branches first those of the
+        first context, then branch by branch in the order of :func:`rljob.protocol.branches.order`.
 
         Args:
             completion: the answer to score.

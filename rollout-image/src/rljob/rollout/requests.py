@@ -9,8 +9,9 @@ A request is waiting, running (one task each) or finished. When the engine is lo
 dropped without a message: the registration of the next engine lists no running request, and the coordinator dispatches
 them again. Finished requests stay.
 
-The context and the answer of a finished request are kept for the next turn of its branch, whose request then brings
-only what it adds. A request whose beginning is not here is answered with PrefixMissing, and comes again whole.
+The context and the answer of a request are kept for the next turn of its branch and for branches that are made from
+it, whose requests then bring only what they add. A request whose beginning is not here is answered with PrefixMissing,
+and comes again whole.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 0.002
 ABORT_AGAIN_SECONDS = 0.1
-KEPT_BYTES = 256 << 20  # of contexts between two turns: two thousand of 32,000 tokens
+KEPT_BYTES = 256 << 20  # of contexts for later turns: two thousand of 32,000 tokens
 MESSAGE_BYTES = 8 << 20  # far below a frame's limit: messages share frames
 SPAN_BYTES, OVERHEAD_BYTES = 32, 256  # upper bounds of the encoded size, per span and per completion
 
