@@ -29,13 +29,13 @@ TEMPLATE = (
 MOST = 20
 
 
-def agent_job() -> RLJob:
+def agent_job(function: str = "ask_twice") -> RLJob:
     """Return a job of two tasks; the first one has an agent."""
     job = make_job(training={"steps": STEPS, "promptsPerStep": 4, "samplesPerPrompt": 4, "maxStaleness": 0})
     first = job.spec.tasks[0].model_dump(by_alias=True) | {
         "prompt": None,
         "loop": "agent",
-        "agent": {"function": "e2e.fakes.agents:ask_twice"},
+        "agent": {"function": f"e2e.fakes.agents:{function}"},
         "sampling": {"maxTokens": MOST},
     }
     tasks = [first, job.spec.tasks[1].model_dump(by_alias=True)]
@@ -114,3 +114,49 @@ async def test_the_calls_of_an_agent_are_trained_as_the_engine_sampled_them(
     assert any(attempts) == ("runner" in killed), "another lease begins again"
     report = audit(tmp_path)
     assert report.ok and report.finished, [check for check in report.checks if not check.ok]
+
+
+@pytest.mark.timeout(300)
+async def test_forks_and_parallel_calls_of_an_agent_are_trained_as_the_engine_sampled_them(tmp_path: Path) -> None:
+    job = agent_job("ask_at_once")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    async with run_harness(job, tmp_path, seconds_per_token=0.002, runner_process=True) as harness:
+        trainer = harness.trainer()
+        running = asyncio.create_task(trainer.run())
+        for i, victim in enumerate(("runner", "coordinator")):
+            await kill_between_turns(harness, victim, trainer, i)
+        await running
+        rows = harness.ledger(
+            "SELECT s.id, s.attempt FROM samples s JOIN groups g ON g.id = s.group_id WHERE g.task = 'sums'"
+        )
+        failed = harness.ledger("SELECT reason FROM samples WHERE state = 'failed'")
+    assert not failed, [row["reason"] for row in failed]
+    attempts, state, checked = {row["id"]: row["attempt"] for row in rows}, FIRST_STATE, 0
+    for one in trainer.applied:
+        for sample in msgspec.msgpack.decode(one.shard, type=list[SampleTokens]):
+            if sample.sample in attempts:
+                check_branches(sample, job.spec.seed, attempts[sample.sample], state)
+                checked += 1
+        state = next_state(state, one.shard)
+    assert checked >= STEPS * 4
+    report = audit(tmp_path)
+    assert report.ok and report.finished, [check for check in report.checks if not check.ok]
+
+
+def check_branches(sample: SampleTokens, seed: int, attempt: int, state: str) -> None:
+    """Check that each answer is what the engine samples after its sequence so far, and is outside of prefixes."""
+    ids, begins = array("i", sample.token_ids), [0, *sample.ends]
+    found, answers = [], [segment for segment in sample.segments if segment.kind == "model"]
+    for segment in answers:
+        begin = max(each for each in begins if each <= segment.start)
+        context, written = ids[begin : segment.start].tobytes(), ids[segment.start : segment.end]
+        for key in ((0, ""), (1, ""), (1, "1.1/1.1"), (0, "0.1/0.1")):
+            drawn = derive(seed, sample.sample, key[0], attempt, key[1])
+            stream, _ = write(state, context, drawn, MOST, [STOP])
+            logprobs = sample.logprobs[4 * segment.start : 4 * segment.end]
+            if (stream.token_ids, stream.logprobs.tobytes()) == (written, logprobs):
+                found.append(key)
+    assert len(answers) == 4 and {(0, ""), (1, ""), (0, "0.1/0.1")} <= {*found}
+    assert len(sample.ends) == 3 and sum(sample.loss_mask) == sum(s.end - s.start for s in sample.spans)
+    assert sum(segment.kind == "prefix" for segment in sample.segments) == 1

@@ -5,7 +5,6 @@ import fcntl
 import json
 import sys
 import tempfile
-import threading
 from array import array
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 import uvloop
 
 from rljob.api.tasks import Task, TaskAgent
+from rljob.protocol.branches import before
 from rljob.protocol.messages import (
     GenerateResult,
     LeaseTrajectory,
@@ -109,22 +109,25 @@ class Stage:
 
     async def play(self, program, answers, **options):
         """Return the result of a trajectory."""
-        sent, pending, known = self.start(program, **options), list(answers), b""
+        sent, pending, known = self.start(program, **options), list(answers), {None: b""}  # turn → all tokens after it
         while True:
             message = await sent.get()
             if isinstance(message, TrajectoryScored | TrajectoryFailed):
                 return message
             self.requests.append(message)
-            assert (4 * message.prefix_tokens, message.prefix) == (len(known), context_digest(known) if known else "")
-            known += message.given
-            self.asked.append(known)
+            key = (message.turn, message.branch)
+            earlier = known[before(key)]
+            prefix = (len(earlier), context_digest(earlier) if earlier else "")
+            assert (4 * message.prefix_tokens, message.prefix) == prefix
+            context = earlier + message.given
+            self.asked.append(context)
             await self.gate.wait()
             text = pending.pop(0)
             finish = "length" if text.endswith("…") else "stop"
             token_ids = self.codec.encode(text.removesuffix("…"))
-            result = GenerateResult("g0.0", message.turn, token_ids, finish, context_digest(known))
+            result = GenerateResult("g0.0", message.turn, token_ids, finish, context_digest(context), message.branch)
             self.trajectory.receive(result)
-            known += token_ids
+            known[key] = context + token_ids
 
 
 @pytest.fixture
@@ -167,7 +170,7 @@ async def test_calls_become_turns_whose_tokens_are_never_encoded_again(stage):
     assert stage.contexts == [first, second, third]
     assert isinstance(result, TrajectoryScored)
     assert (result.reward, result.turns, result.text, result.attempt, result.lease) == (0.0, 3, "", 2, 7)
-    assert result.metrics == {"turns": 3.0, "context_limit": 0.0}
+    assert result.metrics == {"turns": 3.0, "context_limit": 0.0, "forks": 0.0}
     (item,) = stage.reward.items
     assert (item.prompt, item.problem) == (first, {"question": "hi", "seed": 4})
     assert [(turn.kind, turn.text) for turn in item.turns if turn.kind == "model"] == [
@@ -451,7 +454,7 @@ async def test_a_program_that_ignores_its_cancellation_calls_no_more(stage):
     assert "of no agent that runs" in await refused
 
 
-# --- calls that continue no other one ---------------------------------------------------------------------------------
+# --- calls that do not continue the one before -----------------------------------------------------------------------
 
 
 def calling(*histories):
@@ -468,56 +471,76 @@ def calling(*histories):
 ANSWER = {"role": "assistant", "content": "ab"}
 
 
+FIRST = "<user>hi<end>\n<assistant>"
+
+
 @pytest.mark.parametrize(
-    ("second", "cause"),
+    ("second", "context"),
     [
-        ([*ASK, {"role": "assistant", "content": "other"}, user("x")], "message 1 differs"),
-        ([user("HI"), ANSWER, user("x")], "message 0 differs"),
-        ([{"role": "system", "content": "hi"}, ANSWER, user("x")], "message 0 differs"),
-        (ASK, "message 1 is missing"),
-        ([user("a new subject")], "message 0 differs"),
+        ([*ASK, {"role": "assistant", "content": "other"}, user("x")], "<user>hi<end>\n<assistant>other<end>\n<user>x"),
+        ([user("HI"), ANSWER, user("x")], "<user>HI<end>\n<assistant>ab<end>\n<user>x"),
+        ([{"role": "system", "content": "hi"}, ANSWER, user("x")], "<system>hi<end>\n<assistant>ab<end>\n<user>x"),
+        ([user("a new subject")], "<user>a new subject"),
     ],
 )
-async def test_a_call_that_rewrites_the_history_fails_its_sample(stage, second, cause):
-    result = await stage.play(calling(ASK, second), ["ab<end>"])
-    assert isinstance(result, TrajectoryFailed)
-    remedy = "a sample is one conversation: append messages to it, one call at a time"
-    assert result.reason == f"call 2 does not continue call 1 and its answer: {cause}; {remedy}"
+async def test_a_call_that_continues_no_answer_begins_a_branch_with_all_its_messages(stage, second, context):
+    result = await stage.play(calling(ASK, second, [*second, ANSWER, user("y")]), ["ab<end>"] * 3)
+    assert isinstance(result, TrajectoryScored) and result.metrics["forks"] == 1.0
+    assert stage.contexts[1:] == [
+        f"{context}<end>\n<assistant>", f"{context}<end>\n<assistant>ab<end>\n<user>y<end>\n<assistant>"
+    ]  # fmt: skip
+    assert [(request.turn, request.branch) for request in stage.requests] == [(0, ""), (0, "0.1/0.1"), (1, "0.1/0.1")]
+    assert [request.prefix_tokens for request in stage.requests[:2]] == [0, 0]
 
 
-async def test_a_sample_fails_at_once_also_if_its_program_catches_the_error(stage):
-    errors, done = [], threading.Event()
-
-    def solve(base_url, api_key, row, seed):
-        with openai.OpenAI(base_url=base_url, api_key=api_key, http_client=httpx.Client(trust_env=False)) as model:
-            for messages in (ASK, ASK, [*ASK, ANSWER, user("more")]):
-                try:
-                    model.chat.completions.create(model="m", messages=messages)
-                except openai.APIStatusError as error:
-                    errors.append((error.status_code, error.message))
-        done.set()
-        threading.Event().wait()  # forever
-
-    result = await stage.play(solve, ["ab<end>"])
-    assert isinstance(result, TrajectoryFailed) and "call 2 does not continue call 1" in result.reason
-    await asyncio.to_thread(done.wait)
-    assert [status for status, _ in errors] == [400, 401] and "call 2 does not continue call 1" in errors[0][1]
+async def test_a_second_call_after_an_answer_shares_its_tokens(stage):
+    """The first continuation is rewritten; then both are continued."""
+    more, other = [*ASK, ANSWER, user("more")], [*ASK, ANSWER, user("other")]
+    histories = (ASK, more, other, [*other, ANSWER, user("z")], [*more, ANSWER, user("y")], more)
+    result = await stage.play(calling(*histories), ["ab<end>"] * 6)
+    assert isinstance(result, TrajectoryScored) and (result.turns, result.metrics["forks"]) == (6, 2.0)
+    keys = [(0, ""), (1, ""), (1, "1.1/1.1"), (2, "1.1/1.1"), (2, ""), (1, "1.1/1.2")]
+    assert [(request.turn, request.branch) for request in stage.requests] == keys
+    common = f"{FIRST}ab<end>\n"
+    assert stage.contexts[2] == f"{common}<user>other<end>\n<assistant>"
+    assert stage.contexts[5] == stage.contexts[1] == f"{common}<user>more<end>\n<assistant>"
+    given = ["".join(map(chr, array("i", request.given))).replace("\x00", "<end>") for request in stage.requests]
+    assert given[2] == "\n<user>other<end>\n<assistant>", "what both have is sent once"
 
 
-async def test_a_call_beside_another_one_fails_the_sample(stage):
+async def test_of_two_equal_answers_each_is_continued_once(stage):
+    """So the calls of parallel workers with equal answers are sequences of their own."""
+    more = [*ASK, ANSWER, user("more")]
+    await stage.play(calling(ASK, ASK, more, more), ["ab<end>"] * 4)
+    keys = [(0, ""), (0, "0.1/0.1"), (1, ""), (1, "0.1/0.1")]
+    assert [(request.turn, request.branch) for request in stage.requests] == keys
+
+
+async def test_calls_are_answered_at_the_same_time(stage):
+    replies = []
+
     async def solve(base_url, api_key, row, seed):
-        stage.gate.clear()
-        first = asyncio.create_task(calling(ASK)(base_url, api_key, row, seed))
-        while not stage.requests:
-            await asyncio.sleep(0)
-        try:
-            await calling([user("other")])(base_url, api_key, row, seed)
-        finally:
-            stage.gate.set()
-            first.cancel()
+        async with client(base_url, api_key) as model:
 
-    result = await stage.play(solve, ["ab<end>"])
-    assert isinstance(result, TrajectoryFailed) and "was made before the answer" in result.reason
+            async def ask(messages):
+                reply = await model.chat.completions.create(model="m", messages=messages)
+                replies.append(reply.id)
+                return reply.choices[0].message.model_dump()
+
+            first = await ask(ASK)
+            stage.gate.clear()
+            together = [asyncio.create_task(ask([*ASK, first, user(text)])) for text in ("a", "b", "b")]
+            while len(stage.trajectory.pending) < 3:
+                await asyncio.sleep(0)
+            stage.gate.set()
+            await asyncio.gather(*together)
+
+    result = await stage.play(solve, ["ab<end>", "1<end>", "2<end>", "3<end>"])
+    assert isinstance(result, TrajectoryScored) and (result.turns, result.metrics["forks"]) == (4, 2.0)
+    assert sorted({context.partition("ab")[2] for context in stage.contexts[1:]}) == [
+        "<end>\n<user>a<end>\n<assistant>", "<end>\n<user>b<end>\n<assistant>"
+    ]  # fmt: skip
+    assert len(set(replies)) == 4
 
 
 @pytest.mark.parametrize("spelling", [" ab\n", [{"type": "text", "text": "ab"}]])
@@ -541,9 +564,10 @@ async def test_only_a_repeated_request_gets_the_answer_of_the_first(stage, count
                 ) as reply:
                     texts.append((await reply.json()).get("choices"))
 
-    result = await stage.play(solve, ["ab<end>"])
-    assert isinstance(result, TrajectoryScored if count == "1" else TrajectoryFailed)
-    assert (texts == [texts[0]] * 2) == (count == "1") and len(stage.requests) == 1
+    result = await stage.play(solve, ["ab<end>", "cd<end>"])
+    assert isinstance(result, TrajectoryScored)
+    assert [text[0]["message"]["content"] for text in texts] == (["ab", "ab"] if count == "1" else ["ab", "cd"])
+    assert len(stage.requests) == (1 if count == "1" else 2)
 
 
 async def test_a_repeated_request_joins_the_call_that_is_answered(stage):

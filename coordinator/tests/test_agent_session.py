@@ -15,6 +15,7 @@ from rljob.runner.agents.agent_session import AgentSession
 from rljob.runner.agents.chat_request import CallMessage, ChatCall
 from rljob.runner.agents.refused_call import RefusedCallError
 from rljob.runner.chat import ChatTemplate
+from rljob.runner.context import TrajectoryError
 
 END = ord("\x00")
 TEMPLATES = [
@@ -53,6 +54,9 @@ class Engine:
 
     def __init__(self, answers) -> None:
         self.answers, self.contexts = list(answers), []
+
+    def branch(self):
+        return self
 
     async def generate(self, token_ids, max_tokens=None, stop=()):
         answer = self.answers.pop(0)
@@ -145,3 +149,15 @@ async def test_a_template_that_refuses_the_messages_refuses_the_call_and_not_the
     history.append(CallMessage("user", "c"))
     await session.complete(ChatCall(list(history), None, [], False, False, "m"), b"", False)
     assert (session.failure, session.turns) == ("", 2)
+
+
+async def test_after_a_call_that_the_trajectory_cannot_hold_all_calls_are_refused():
+    class Full(Engine):
+        async def generate(self, token_ids, max_tokens=None, stop=()):
+            raise TrajectoryError("the sequence is full")
+
+    session = AgentSession(Full([]), CHATS[0], Pairs(), [END], 100, lambda text, token_ids: None)
+    for text in ("a", "b"):
+        with pytest.raises(RefusedCallError, match="the sequence is full"):
+            await session.complete(ChatCall([CallMessage("user", text)], None, [], False, False, "m"), b"", False)
+    assert session.failed.is_set() and session.turns == 1

@@ -215,7 +215,7 @@ async def another_prefix(context: Context) -> Score:
 
 
 async def ever_deeper(context: Context) -> Score:
-    for _ in range(100):
+    for _ in range(300):
         context = context.branch()
     return Score(context.sample, 0.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -23,6 +24,18 @@ async def ask_once(base_url: str, api_key: str, row: dict[str, Any]) -> None:
     chat: Any = [{"role": "user", "content": row["question"]}]
     async with make_client(base_url, api_key) as client:
         await client.chat.completions.create(model="policy", messages=chat)
+
+
+async def ask_at_once(base_url: str, api_key: str, row: dict[str, Any]) -> None:
+    """Ask the question, ask again in two ways at the same time, and begin another conversation."""
+    chat: Any = [{"role": "user", "content": row["question"]}]
+    async with make_client(base_url, api_key) as client:
+        first = await client.chat.completions.create(model="policy", messages=chat)
+        chat.append(first.choices[0].message.model_dump())
+        histories: list[Any] = [[*chat, {"role": "user", "content": text}] for text in (AGAIN, SYSTEM)]
+        histories.append([{"role": "user", "content": AGAIN}])
+        calls = [client.chat.completions.create(model="policy", messages=history) for history in histories]
+        await asyncio.gather(*calls)
 
 
 async def ask_twice(base_url: str, api_key: str, row: dict[str, Any], seed: int) -> None:

@@ -84,6 +84,7 @@ class AgentOutcome:
     finish: str  # of the last answer: stop | length
     turns: int
     context_limit: bool  # whether a call left no room for an answer
+    forks: int  # calls that began a branch
 
 
 class AgentContext(Protocol):
@@ -93,7 +94,7 @@ class AgentContext(Protocol):
         """Start the program, and answer its calls until it ends. Each call that is answered is a turn.
 
         Raises:
-            TrajectoryError: the program failed, made no call, or made one that the trajectory cannot hold.
+            TrajectoryError: the program failed, or made no call.
         """
 
 

@@ -18,7 +18,7 @@ from typing import TypeAlias
 TurnKey: TypeAlias = tuple[int, str]
 """Turn and branch."""
 ROOT = ""
-MAX_NAME = 255
+MAX_NAME = 1000
 """Characters of the name of a branch."""
 _NAME = re.compile(r"(?:0|[1-9]\d*)\.[1-9]\d*(?:/(?:0|[1-9]\d*)\.[1-9]\d*)*", re.ASCII)
 
@@ -76,7 +76,7 @@ def check_turn(turn: int, branch: str) -> None:
         ValueError: the text is not the name of a branch that can have this turn.
     """
     if turn < 0 or len(branch) > MAX_NAME or (branch and not _NAME.fullmatch(branch)):
-        raise ValueError(f"it requests turn {turn} of {branch[:MAX_NAME]!r}, which is not the name of a branch")
+        raise ValueError(f"it requests turn {turn} of {branch[:40]!r}, which is not the name of a branch")
     turns = [start for start, _ in parts(branch)]
     if turns != sorted(turns) or (turns and turn < turns[-1]):
         raise ValueError(f"it requests turn {turn} of branch {branch}, which begins with a later turn")

@@ -1,16 +1,20 @@
 """The calls of one agent program: each becomes a turn of its sample.
 
-The messages of a call must begin with those of the call before and its answer. Then the context of the turn is the
-context and the answer of the turn before, as token ids, and the tokens of the new messages, as the chat template writes
-them after an answer. No text of the model is ever encoded. A call that does not continue the one before (a rewritten
-history, a second conversation, a call beside another one) has no place in a sample, which is one sequence of tokens:
-it fails the sample, so that nothing else than what the program saw is trained.
+A call continues the known conversation that its messages begin with: those of an earlier call and its answer. Then the
+context of the turn is the context and the answer of that call, as token ids, and the tokens of the new messages, as the
+chat template writes them after an answer. No text of the model that is known is ever encoded. If several conversations
+fit, the longest counts. A call that begins with none (the first one, a rewritten history, a subagent) has all its
+messages as context.
+
+A second call after one answer, and a second conversation, are branches of the sample, also while other calls are
+answered. So what is trained is what the model saw, call by call.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import blake3
@@ -35,6 +39,9 @@ class Generator(Protocol):
     def sample(self) -> str:
         """Id of the sample."""
 
+    def branch(self) -> Generator:
+        """Return a generator that continues from the present tokens."""
+
     async def generate(self, token_ids: bytes, max_tokens: int | None = None, stop: Sequence[str] = ()) -> TurnTokens:
         """Generate the next turn."""
 
@@ -42,8 +49,33 @@ class Generator(Protocol):
         """Return the text of an answer."""
 
 
+@dataclass(eq=False)
+class Answered:
+    """A call with its answer: a conversation that later calls can continue."""
+
+    messages: list[CallMessage]  # of the call, and its answer
+    sequence: bytes  # int32: context and answer
+    answer: bytes  # int32
+    generator: Generator
+    fork: Generator  # further continuations are branches of it
+    continued: bool = False
+
+    def begins(self, messages: Sequence[CallMessage]) -> bool:
+        """Return whether messages begin with those of this conversation. The last of them is not the assistant's, so it
+        is new."""
+        known = self.messages
+        return len(known) < len(messages) and all(map(CallMessage.same, known, messages))
+
+    def next(self) -> Generator:
+        """Return the generator of a call that continues this one."""
+        if self.continued:
+            return self.fork.branch()
+        self.continued = True
+        return self.generator
+
+
 class AgentSession:
-    """One conversation of a program with the model.
+    """The conversations of a program with the model.
 
     Args:
         generator: the trajectory.
@@ -69,12 +101,12 @@ class AgentSession:
         self._stop = frozenset(stop_token_ids)
         self._max_model_length = max_model_length
         self._first = first
-        self._messages: list[CallMessage] = []  # of the last turn, with its answer
-        self._sequence = b""  # int32: context and answer of the last turn
-        self._last: TurnTokens | None = None
-        self._body = b""  # digest of the last call
-        self._call: asyncio.Task[Answer] | None = None
+        self._answered: list[Answered] = []
+        self._begin = Answered([], b"", b"", generator, generator.branch())
+        self._calls: dict[bytes, asyncio.Task[Answer]] = {}  # digest of the body → the newest call with it
+        self._answering: set[asyncio.Task[Answer]] = set()  # calls in progress
         self.turns = 0
+        self.forks = 0  # calls that began a branch
         self.completion = ""  # the last answer
         self.finish = ""
         self.context_limit = False
@@ -93,73 +125,62 @@ class AgentSession:
             RefusedCallError: the call is refused.
         """
         digest = blake3.blake3(body).digest()
-        if not (repeated and self._call is not None and digest == self._body):
+        answering = self._calls.get(digest) if repeated else None
+        if answering is None:
             if self.failure:
                 raise RefusedCallError(self.failure)
-            if self._call is not None and not self._call.done():
-                raise self._fork(f"call {self.turns + 1} was made before the answer of call {self.turns}")
-            self._body, self._call = digest, asyncio.create_task(self._answer(call))
+            answering = self._calls[digest] = asyncio.create_task(self._answer(call))
+            self._answering.add(answering)
+            answering.add_done_callback(self._answering.discard)
         try:
-            return await asyncio.shield(self._call)  # a client that disconnects does not end the turn
+            return await asyncio.shield(answering)  # a client that disconnects does not end the turn
         except asyncio.CancelledError:
-            if self._call.cancelled():
+            if answering.cancelled():
                 raise RefusedCallError(
                     "the sample of this agent has ended", status=401, code="invalid_api_key"
                 ) from None
             raise
 
     def close(self) -> None:
-        """End the call in progress."""
-        if self._call is not None and not self._call.done():
-            self._call.cancel()
+        """End the calls in progress."""
+        for answering in self._answering:
+            answering.cancel()
 
     async def _answer(self, call: ChatCall) -> Answer:
-        context = self._context(call)
+        before = max((one for one in self._answered if one.begins(call.messages)), default=self._begin, key=_preference)
+        context = self._context(call, before)
         if len(context) // 4 >= self._max_model_length:
             self.context_limit = True
             return self._limited(len(context) // 4)
         self.turns += 1
+        self.forks += before.continued
+        generator = before.next()
         try:
-            turn = await self._generator.generate(context, call.max_tokens, call.stop)
+            turn = await generator.generate(context, call.max_tokens, call.stop)
+            fork = generator.branch()
         except TrajectoryError as error:
             raise self._fail(str(error)) from error
-        self._last, self._sequence = turn, context + turn.token_ids
-        self.completion, self.finish = self._generator.answer(turn), turn.finish
-        self._messages = [*call.messages, CallMessage("assistant", self.completion)]
-        name = f"chatcmpl-{self._generator.sample}-{turn.turn}"
+        self.completion, self.finish = generator.answer(turn), turn.finish
+        messages = [*call.messages, CallMessage("assistant", self.completion)]
+        self._answered.append(Answered(messages, context + turn.token_ids, turn.token_ids, generator, fork))
+        branch = f"{turn.branch}-" if turn.branch else ""
+        name = f"chatcmpl-{self._generator.sample}-{branch}{turn.turn}"
         return Answer(name, self.completion, self.finish, len(context) // 4, len(turn.token_ids) // 4)
 
-    def _context(self, call: ChatCall) -> bytes:
-        """Return the token ids (int32 bytes) of the context of a call."""
+    def _context(self, call: ChatCall, before: Answered) -> bytes:
+        """Return the token ids (int32 bytes) of the context of a call that continues another one."""
+        known = len(before.messages)
         try:
-            if self._last is None:
+            if not known:
                 text = self._chat.render(rendered(call.messages))
                 context = self._encoder.encode(text, special=False)
-                self._first(text, context)
+                if not self.turns:
+                    self._first(text, context)
                 return context
-            known = len(self._messages)
-            self._check_continued(call.messages)
             after = text_after_answer(self._chat, rendered(call.messages[: known - 1]), rendered(call.messages[known:]))
         except ValueError as error:  # of the chat template
             raise RefusedCallError(str(error), param="messages") from error
-        answered = self._last.token_ids
-        return self._sequence + tokens_after_answer(self._encoder, self._stop, after, answered)
-
-    def _check_continued(self, messages: list[CallMessage]) -> None:
-        """Check that messages continue those of the last turn. The last of them is not the assistant's, so it is new.
-
-        Raises:
-            RefusedCallError: they do not; the sample has failed.
-        """
-        for i, known in enumerate(self._messages):
-            if i >= len(messages) or not known.same(messages[i]):
-                what = "is missing" if i >= len(messages) else "differs"
-                raise self._fork(
-                    f"call {self.turns + 1} does not continue call {self.turns} and its answer: message {i} {what}"
-                )
-
-    def _fork(self, cause: str) -> RefusedCallError:
-        return self._fail(f"{cause}; a sample is one conversation: append messages to it, one call at a time")
+        return before.sequence + tokens_after_answer(self._encoder, self._stop, after, before.answer)
 
     def _fail(self, reason: str) -> RefusedCallError:
         """Fail the sample; return the reply to the call."""
@@ -170,3 +191,8 @@ class AgentSession:
     def _limited(self, tokens: int) -> Answer:
         """Return the answer to a call whose context leaves no room for one. It is no turn."""
         return Answer(f"chatcmpl-{self._generator.sample}-limit", "", "length", tokens, 0)
+
+
+def _preference(answered: Answered) -> tuple[int, bool]:
+    """Return the sort key of conversations that a call may continue: of equal ones, one that no call has continued."""
+    return len(answered.messages), not answered.continued

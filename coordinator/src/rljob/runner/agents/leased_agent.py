@@ -126,4 +126,5 @@ class LeasedAgent:
             finish=session.finish,
             turns=session.turns,
             context_limit=session.context_limit,
+            forks=session.forks,
         )

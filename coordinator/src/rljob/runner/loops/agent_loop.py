@@ -19,5 +19,6 @@ async def agent(context: Context) -> Score:
     score.metrics = score.metrics | {
         "turns": float(outcome.turns),
         "context_limit": float(outcome.context_limit),
+        "forks": float(outcome.forks),
     }
     return score
