@@ -21,12 +21,14 @@ from world import job, m
 from rljob.cli.main import main
 from rljob.coordinator import engines as engines_module
 from rljob.coordinator.batches import assemble
+from rljob.coordinator.trajectory import Branch, Trajectory
 from rljob.ledger.audit import audit
 from rljob.ledger.payload_record import PayloadRecord
 from rljob.ledger.queries import completions
 from rljob.ledger.reader import LedgerReader
 from rljob.ledger.sample_detail import show
 from rljob.protocol.branches import TurnKey, before, check_turn, order, path
+from rljob.scheduling.groups import Group, Sample
 
 TREE: list[TurnKey] = [(0, ""), (1, ""), (1, "1.1"), (2, "1.1"), (2, "1.1/2.1"), (1, "1.2"), (2, "2.1")]
 ENDS: list[TurnKey] = [(2, "1.1"), (2, "1.1/2.1"), (1, "1.2"), (2, "2.1")]
@@ -147,6 +149,48 @@ async def test_branches_of_a_sample_are_generated_at_the_same_time(new_world: An
     await world.settle()
     assert world.run.finished and not agent.missing
     world.check_accounts()
+
+
+async def test_after_a_restart_the_answer_of_one_branch_aborts_no_other(new_world: Any, tmp_path: Path) -> None:
+    world = await branching_world(new_world, tmp_path, 1, steps=1, n=1, g=1, alpha=0)
+    (agent,) = world.agents
+    while len(agent.queue) < 3:
+        await world.some(1)
+        agent.hold = m.RequestId("g0.0", 0, 0).key in agent.unacknowledged or agent.hold
+    world.kill_coordinator()
+    await world.start()
+    request = world.runner._request
+    world.runner._request = lambda sample, key: request(sample, key) if key[1] == "1.1" else None
+    world.connect_all()
+    agent.queue.sort(key=lambda generate: generate.request_id.branch != "1.1")
+    await world.some(20)
+    assert agent.hold and [generate.request_id.branch for generate in agent.queue] == ["1.1", "", "1.2"]
+    agent.hold = False
+    agent.step()
+    agent.hold = True
+    await world.some(20)
+    assert {generate.request_id.key for generate in agent.queue} >= {
+        ("g0.0", 1, 0, ""), ("g0.0", 1, 0, "1.2")
+    }  # fmt: skip
+    world.runner._request = request
+    world.runner._continue("g0.0")
+    agent.hold = False
+    await world.settle()
+    assert world.run.finished and not world.store.query("SELECT 1 FROM samples WHERE state = 'failed'")
+
+
+def test_the_lowest_version_of_a_sample_is_over_all_branches() -> None:
+    group = Group("g0", 0, "sums", 0)
+    trajectory = Trajectory(Sample("g0.0", group, 0, None, None), "sums", 0)
+    trajectory.branches = {name: Branch(name, dispatched=version) for name, version in [("", 3), ("1.1", 1)]}
+    trajectory.bound_version()
+    assert trajectory.sample.min_version == 1
+    trajectory.branches["1.1"].dispatched = None
+    trajectory.bound_version()
+    assert trajectory.sample.min_version == 3
+    trajectory.recorded_version = 2
+    trajectory.bound_version()
+    assert trajectory.sample.min_version == 2
 
 
 @pytest.mark.parametrize("seed", range(12))

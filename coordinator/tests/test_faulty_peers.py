@@ -371,7 +371,7 @@ async def test_an_interrupted_turn_continues_without_tokens_that_its_engine_has(
             completion, token_ids=tokens, logprobs=bytes(len(tokens)), finish="abort",
             spans=[m.VersionSpan(0, 0, len(tokens) // 4)],
         )  # fmt: skip
-        first.contexts.keep("g0.0", request.token_ids + tokens)
+        first.contexts.keep(m.RequestId("g0.0", 0, 0), request.token_ids + tokens)
         if moved:
             world.run.engines.by_instance[first.instance].state = "leaving"
         first.say(m.Completions([part]))

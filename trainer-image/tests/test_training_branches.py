@@ -113,13 +113,20 @@ def logprobs_of(model: torch.nn.Module, tree: Tree, turn: int) -> torch.Tensor:
     return torch.log_softmax(logits, -1).gather(-1, written[:, None]).squeeze(-1)
 
 
-def reference(source: str, train: Train, trees: list[Tree], clip: tuple[float, float]) -> dict[str, torch.Tensor]:
+def numbers(inputs: AdvantageInputs) -> dict[int, np.ndarray]:
+    """Return as advantage of a token the number of its turn, from 1, in the order of the sequences."""
+    return {i: row.turns_L + 1.0 for i, row in inputs.rows.items()}
+
+
+def reference(
+    source: str, train: Train, trees: list[Tree], clip: tuple[float, float], by_turn: bool
+) -> dict[str, torch.Tensor]:
     """Return the gradients of a plain model over all turns of all samples, each turn once."""
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     rewards, total = [sample.reward for sample in train.samples], torch.zeros(())
     for i, tree in enumerate(trees):
-        advantage = rewards[i] - (rewards[i] + rewards[i ^ 1]) / 2
-        for turn in tree.written:
+        for number, turn in enumerate(dict.fromkeys(turn for path in tree.paths for turn in path)):
+            advantage = number + 1.0 if by_turn else rewards[i] - (rewards[i] + rewards[i ^ 1]) / 2
             engine = torch.from_numpy(tree.logprobs[turn].astype(np.float32))
             ratio = (logprobs_of(model, tree, turn) - engine).exp()
             total = total - torch.minimum(ratio * advantage, ratio.clamp(*clip) * advantage).sum()
@@ -128,19 +135,25 @@ def reference(source: str, train: Train, trees: list[Tree], clip: tuple[float, f
 
 
 @pytest.mark.parametrize("budget", [1, 60, 10_000])
-def test_each_token_is_trained_once_under_its_own_context(model_directory, world, job, budget):
+@pytest.mark.parametrize("advantage", ["group_centered", "mine:numbers"])
+def test_each_token_is_trained_once_under_its_own_context(model_directory, world, job, monkeypatch, budget, advantage):
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(numbers=numbers))
     made = job(algorithm={"advantage": "group_centered", "ratio": "behavior", "correction": "none", "dualClip": 0})
-    algorithm, (train, tokens, trees) = made.spec.algorithm, make_batch(budget)
+    algorithm = made.spec.algorithm.model_copy(update={"advantage": advantage})
+    train, tokens, trees = make_batch(budget)
     backend = FsdpBackend(model_directory, made.spec.trainer, world)
     gradients, rows = gradients_of(backend), check_shard(tokens, train.samples, range(6))
     plan = plan_all(train, algorithm, world, budget)
     result = apply_batch(plan, rows, algorithm, backend, world, CHECKS)
     clip = (1 - algorithm.clip_low, 1 + algorithm.clip_high)
-    for name, gradient in reference(str(model_directory), train, trees, clip).items():
+    by_turn = advantage == "mine:numbers"
+    for name, gradient in reference(str(model_directory), train, trees, clip, by_turn).items():
         torch.testing.assert_close(gradients[name], gradient, rtol=0, atol=1e-6)
     rewards = np.asarray([sample.reward for sample in train.samples])
-    np.testing.assert_allclose(result.advantages_N, rewards - rewards.reshape(3, 2).mean(1).repeat(2), atol=1e-7)
     assert result.metrics["tokens"] == sum(sample.response_tokens for sample in train.samples)
+    if by_turn:
+        return
+    np.testing.assert_allclose(result.advantages_N, rewards - rewards.reshape(3, 2).mean(1).repeat(2), atol=1e-7)
 
 
 def test_scores_of_tokens_are_those_under_their_own_context(model_directory, world, job, monkeypatch):
@@ -213,3 +226,12 @@ def test_sequences_that_differ_from_the_batch_are_refused(change):
         next(segment for segment in sample.segments if segment.kind == "prefix").kind = "model"
     with pytest.raises(UnrecoverableError, match=r"its sequences are not|its loss mask"):
         check_shard([sample], [scalars], [0])
+
+
+def test_a_sequence_that_begins_with_a_token_of_the_model_is_refused():
+    segments = [Segment("prompt", 0, 2), Segment("model", 2, 3), Segment("model", 3, 4), Segment("observation", 4, 6)]
+    scalars = BatchSample("a", "a", 0.0, 2, 2, 6, 0, 1.0, 8, [3, 3])
+    with pytest.raises(UnrecoverableError, match="its loss mask does not cover its response"):
+        check_shard([SampleTokens("a", bytes(24), bytes(24), segments, [], [3, 6])], [scalars], [0])
+    segments[2:] = [Segment("prefix", 3, 5), Segment("model", 5, 6)]
+    check_shard([SampleTokens("a", bytes(24), bytes(24), segments, [], [3, 6])], [scalars], [0])
