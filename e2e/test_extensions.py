@@ -155,6 +155,30 @@ def test_all_extensions_run_the_job_of_the_page(workspace: Workspace) -> None:
     check_filter(run)
 
 
+def check_branches(run: Run) -> None:
+    """Assert that every sample has its branches and the lengths of its sequences."""
+    for sample in run.batch(0) + run.batch(1):
+        assert [(turn.turn, turn.branch) for turn in sample.turns] == [
+            (0, ""), (1, ""), (1, "1.1"), (1, "1.2"), (1, "1.3")
+        ]  # fmt: skip
+        first, last, *guesses = sample.turns
+        assert {guess.given for guess in guesses} == {f"; again, {first.given}"}
+        assert last.given is not None and last.given.startswith("; from ")
+        assert last.given.endswith(f": {first.given}"), "guesses may end within a character, so they are not compared"
+        shared = len(first.given_ids) + len(first.written)
+        assert sample.sample.sequences == [
+            shared + len(turn.given_ids) + len(turn.written) for turn in (last, *guesses)
+        ]  # fmt: skip
+
+
+def test_a_loop_with_branches_trains_each_token_once(workspace: Workspace) -> None:
+    fields = {"advantage": "mypackage.advantages:over_batch", "objective": "mypackage.objective:reinforce"}
+    tasks = {"loop": "mypackage.drafts:three_drafts"}
+    run = workspace.run("branches", tasks=tasks, algorithm=fields, **NEAR).check()
+    check_branches(run)
+    check_table(run)
+
+
 @pytest.mark.skipif(not os.environ.get("RLJOB_THOROUGH"), reason="each part is in a job above; make thorough")
 @pytest.mark.parametrize(
     ("name", "fields", "check"),
