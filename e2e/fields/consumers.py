@@ -322,7 +322,7 @@ def requested(job: RLJob, storage: Path) -> Any:
     class OneOfEachDriver:
         """Replaces RunnerDriver: drives one trajectory of every task and split up to its first request."""
 
-        def __init__(self, url: str, token: str, kits: Any, book: Any, codec: Any, held_out: Any) -> None:
+        def __init__(self, url: str, token: str, kits: Any, book: Any, codec: Any, held_out: Any, filters: Any) -> None:
             self.kits, self.book, self.codec = kits, book, codec
 
         async def run(self) -> None:
