@@ -122,7 +122,7 @@ async def test_a_function_that_always_fails_ends_the_run_with_its_sentence(new_w
     await begun(world)
     await world.settle()
     assert world.run.failure == (
-        "TooManyFailedSamples", f"no sample could be finished any more; the last failure: {REASON}"
+        "TooManyFailedSamples", f"no group could be trained any more; the last failure: {REASON}"
     )  # fmt: skip
 
 
@@ -145,6 +145,39 @@ async def test_a_runner_that_dies_before_its_answer_is_replaced(new_world: Any, 
     assert old is not world.runner.peer
     await world.settle()
     check(world)
+
+
+async def lose_runner(world: Any, group: str) -> None:
+    """Have the runner exit once it is asked about a group, as a function that calls os._exit does; start another."""
+    await until(world, lambda: any(asked.group == group for asked in world.runner.asked))
+    lost = world.run.trajectories.runners[0]
+    world.runner.disconnect()
+    world.run.decisions.lose(lost)
+    world.runner.reborn()
+    world.runner.asked.clear()
+    world.connect_all()
+
+
+async def test_a_function_that_ends_its_runner_three_times_fails_the_group(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(manifest(alpha=0), tmp_path)
+    world.decide = lambda asked: None
+    await begun(world)
+    await until(world, lambda: len(world.runner.asked) == 2)
+    first, second = (asked.group for asked in world.runner.asked)
+    for _ in range(2):
+        await lose_runner(world, first)
+    assert first in world.run.scheduler.deciding
+    world.decide = lambda asked: None if asked.group == first else m.GroupFiltered(asked.group, asked.number, True)
+    await lose_runner(world, first)
+    await world.settle()
+    check(world)
+    reason = (
+        f"tasks[sums].groupFilter.function {FUNCTION}: 3 runners were lost while it decided about the group; "
+        "it must not end its process"
+    )
+    assert decisions(world)[first] == (0, reason) and ends(world, first) == {("failed", reason)}
+    assert decisions(world)[second] == (1, ""), "its function was not called when the runners were lost"
+    assert not world.run.decisions._lost
 
 
 async def test_an_answer_of_an_earlier_question_is_acknowledged_and_ignored(new_world: Any, tmp_path: Path) -> None:

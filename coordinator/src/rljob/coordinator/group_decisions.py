@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 60.0
 """Time beyond failurePolicy.stallSeconds, after which the runner itself reports a function that hangs. Longer than the
 coordinator needs to notice a half-open connection."""
+MOST_LOST = 3
+"""Runners that may be lost while they call the function for a group. Then the group fails: it may have ended them."""
 
 
 @dataclass(eq=False)
@@ -48,11 +50,13 @@ class GroupDecisions:
         self._open: dict[str, OpenDecision] = {}  # by group
         self._answered: dict[tuple[Connection, str], float] = {}
         """(Runner, task) → time of the last answer: a runner calls the function of a task for one group at a time."""
+        self._lost: Counter[str] = Counter()  # group → runners that were lost while they called its function
 
     def advance(self) -> None:
         """Ask about the groups that wait for a decision; forget those that ended meanwhile."""
         deciding = self._run.scheduler.deciding
         for name in [name for name in self._open if name not in deciding]:
+            del self._lost[name]
             self._forget(self._open.pop(name))
         new = [g for g in deciding.values() if g.id not in self._open or self._open[g.id].runner is None]
         runners = self._run.trajectories.runners
@@ -76,11 +80,18 @@ class GroupDecisions:
                 self._send(decision)
 
     def lose(self, connection: Connection) -> None:
-        """Remove a runner; others are asked what it was asked."""
+        """Remove a runner; others are asked what it was asked, but not about a group that MOST_LOST runners were lost
+        with."""
         self._answered = {key: time for key, time in self._answered.items() if key[0] is not connection}
-        for decision in self._open.values():
-            if decision.runner is connection:
-                decision.runner = None
+        asked = [decision for decision in self._open.values() if decision.runner is connection]
+        called = {decision.group.task: decision for decision in reversed(asked)}  # of each task the first one
+        for decision in asked:
+            decision.runner = None
+        for decision in called.values():
+            self._lost[decision.group.id] += 1
+            if self._lost[decision.group.id] >= MOST_LOST and not self._run.over:
+                lost = f"{MOST_LOST} runners were lost while it decided about the group; it must not end its process"
+                self._fail(decision, lost)
         self._run.changed()
 
     def answer(self, connection: Connection, message: m.GroupFiltered) -> None:
@@ -97,8 +108,13 @@ class GroupDecisions:
         decision = self._open.get(group.id)
         return (0.0, None) if decision is None else (self._run.now - decision.since, decision.runner)
 
+    def _fail(self, decision: OpenDecision, reason: str) -> None:
+        group = decision.group
+        function = f"tasks[{group.task}].groupFilter.function {self._run.scheduler.function(group)}"
+        self._decide(decision, False, f"{function}: {reason}")
+
     def _decide(self, decision: OpenDecision, accepted: bool, reason: str) -> None:
-        del self._open[decision.group.id]
+        del self._open[decision.group.id], self._lost[decision.group.id]
         if decision.group.id in self._run.scheduler.deciding:
             self._run.outcomes.decided(decision.group, accepted, reason)
 
@@ -132,6 +148,4 @@ class GroupDecisions:
                 self._watch(decision, max(left, 1.0))
                 return
             self._forget(decision)
-            seconds = f"{self._limit:g} s"
-            function = f"tasks[{group.task}].groupFilter.function {self._run.scheduler.function(group)}"
-            self._decide(decision, False, f"{function}: runner {runner.instance} sent no decision for {seconds}")
+            self._fail(decision, f"runner {runner.instance} sent no decision for {self._limit:g} s")

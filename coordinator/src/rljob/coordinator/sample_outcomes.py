@@ -69,15 +69,15 @@ class SampleOutcomes:
             run.ledger.record_failure(survivors[0])
             run.last_failure = reason
         run.end_samples(run.scheduler.decide(group, accepted, reason))
-        self._check_no_progress(reason)
+        self._check_no_progress(reason, "group could be trained")
         run.changed()
 
-    def _check_no_progress(self, reason: str = "") -> None:
+    def _check_no_progress(self, reason: str = "", what: str = "sample could be finished") -> None:
         run = self._run
         batch = run.spec.training.prompts_per_step
         if run.scheduler.failures_in_a_row > max(3, 2 * batch):
             last = short_line(reason, LAST_FAILURE_CHARACTERS)
-            run.fail(TOO_MANY_FAILED, f"no sample could be finished any more; the last failure: {last}")
+            run.fail(TOO_MANY_FAILED, f"no {what} any more; the last failure: {last}")
         if run.scheduler.rejections_in_a_row > MAX_REJECTED_BATCHES * batch:
             run.fail(
                 "AllGroupsFiltered",
