@@ -50,7 +50,23 @@ def test_groups_of_an_evaluation_have_a_range_of_their_own() -> None:
     assert group_number("e0.0") < group_number("g0")
 
 
-@pytest.mark.parametrize("name", ["", "g", "g1", "g01.1", "g1.x", f"g1.{MEMBERS}", "e1.2", "x1.2", "g-1.0", "g1.1 "])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "g",
+        "g1",
+        "g01.1",
+        "g1.x",
+        f"g1.{MEMBERS}",
+        "e1.2",
+        "x1.2",
+        "g-1.0",
+        "g1.1 ",
+        f"g{1 << 51}.0",
+        f"e{1 << 23}.0.0",
+    ],
+)
 def test_other_names_have_no_number(name: str) -> None:
     assert find_number(name) is None
 

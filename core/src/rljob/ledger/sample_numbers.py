@@ -11,6 +11,7 @@ MEMBER_BITS = 12
 MEMBERS = 1 << MEMBER_BITS
 EVALUATION_BITS = 28
 """Groups of one evaluation: problems of all its tasks."""
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1  # of SQLite's integers
 
 
 def group_number(group: str) -> int:
@@ -55,4 +56,4 @@ def find_number(sample: str) -> int | None:
         number = sample_number(sample)
     except ValueError:
         return None
-    return number if sample_id(number) == sample else None
+    return number if sample_id(number) == sample and _LEAST <= number <= _MOST else None
