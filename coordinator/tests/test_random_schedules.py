@@ -4,7 +4,8 @@ Each example draws a job, the latency of every frame, doubled and exchanged mess
 times. The properties hold for all of them: every sample ends once, every batch is trained once in each lineage, no
 sample is older than the bound, nothing starves, and the same schedule gives the same events again.
 
-`make test` runs a few examples. RLJOB_THOROUGH=1 runs 10,000; RLJOB_SCHEDULES=N runs N.
+`make test` runs a few examples. RLJOB_THOROUGH=1 runs 10,000; RLJOB_SCHEDULES=N runs N. They are divided into parts,
+which `pytest -n` distributes.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from rljob.simulation.simulated_trainer import SimulatedTrainer
 from rljob.simulation.virtual_time import VirtualLoop, run_in_virtual_time
 
 SCHEDULES = int(os.environ.get("RLJOB_SCHEDULES", "10000" if os.environ.get("RLJOB_THOROUGH") else "25"))
+PARTS = 16 if SCHEDULES >= 1000 else 1
 ENGINES, RUNNERS, MOST_FAULTS = 16, 2, 8
 LIMIT_SECONDS = 3600.0
 """Virtual time in which every run must end: two minutes without faults, and at most eight faults of two minutes."""
@@ -77,7 +79,7 @@ class Schedule:
     filtered: bool
     function: bool  # whether a user-written filter decides about groups
     turns: int
-    branches: int  # made after each turn of the first context; each has as many turns, and a branch of its own
+    branches: int  # made after each turn of the first context; each has as many turns, and two branches of its own
     kept: bool  # whether agents keep contexts between turns
     latency: float  # seconds, at most
     doubled: float  # probability that a message arrives twice
@@ -393,17 +395,19 @@ def wall_clock_jumps() -> Any:
     patch.undo()
 
 
-@settings(max_examples=SCHEDULES)
-@given(schedules)
-def test_random_faults_change_no_account_and_starve_nothing(schedule: Schedule) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+@settings(max_examples=SCHEDULES // PARTS)
+@given(schedule=schedules)
+def test_random_faults_change_no_account_and_starve_nothing(part: int, schedule: Schedule) -> None:
     run = FaultyRun(schedule)
     run_in_virtual_time(run.run())
     check(run)
 
 
-@settings(max_examples=max(2, SCHEDULES // 100))
-@given(schedules)
-def test_a_schedule_gives_the_same_events_again(schedule: Schedule) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+@settings(max_examples=max(2, SCHEDULES // PARTS // 100))
+@given(schedule=schedules)
+def test_a_schedule_gives_the_same_events_again(part: int, schedule: Schedule) -> None:
     runs = [FaultyRun(schedule, record_events=True) for _ in range(2)]
     for run in runs:
         run_in_virtual_time(run.run())
