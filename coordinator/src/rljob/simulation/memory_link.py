@@ -8,6 +8,7 @@ coordinator be away.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -134,7 +135,8 @@ class MemoryLink:
         self._name = name
         self._register = register
         self.traffic = traffic
-        self._arrived: asyncio.Queue[Any] = asyncio.Queue()
+        self._arrived: deque[Any] = deque()
+        self._awaited: asyncio.Future[None] | None = None  # by :meth:`messages`
         self._receive = receive
         self._outgoing = _Direction(self._deliver, traffic)
         self._connection: MemoryConnection | None = None
@@ -174,7 +176,10 @@ class MemoryLink:
         """Connect, and yield incoming messages forever."""
         self.connect()
         while True:
-            yield await self._arrived.get()
+            while self._arrived:
+                yield self._arrived.popleft()
+            self._awaited = asyncio.get_running_loop().create_future()
+            await self._awaited
 
     def arrived(self, frame: list[Any]) -> None:
         """Take a frame of the coordinator."""
@@ -182,8 +187,9 @@ class MemoryLink:
         if self._receive is not None:
             self._receive(frame)
         else:
-            for message in frame:
-                self._arrived.put_nowait(message)
+            self._arrived.extend(frame)
+            if self._awaited is not None and not self._awaited.done():
+                self._awaited.set_result(None)
 
     def _deliver(self, frame: list[Any]) -> None:
         if self._connection is not None and self._server.router is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -96,7 +95,7 @@ class SimulatedEngine:
         self._sync_seconds = sync_seconds
         self._recorder = recorder
         self._running: dict[RequestKey, _Running] = {}
-        self._held: deque[m.Generate] = deque()
+        self._held: dict[RequestKey, m.Generate] = {}
         self._left: dict[tuple[str, int, str], float] = {}  # work of interrupted turns
         self._ends: list[tuple[float, int, _Running]] = []  # heap
         self._tie = 0
@@ -104,6 +103,7 @@ class SimulatedEngine:
         self._served = 0.0  # units of work that each request that is always running would have got
         self._marked = 0.0  # virtual time of ``_served``
         self._timer: asyncio.TimerHandle | None = None
+        self._timed: tuple[_Running, float] | None = None  # the request that ends next, and the rate of each
         self._paused = False
         self._weights = (-1, -1, "")  # lineage, version, digest
         self._unacknowledged: dict[RequestKey, m.Completion] = {}
@@ -112,6 +112,7 @@ class SimulatedEngine:
 
     def connect(self, server: MemoryServer, traffic: Traffic) -> MemoryLink:
         """Connect to the coordinator."""
+        self._loop = asyncio.get_running_loop()
         self._link = MemoryLink(server, "agent", self.name, self._register, traffic, self._receive)
         self._link.connect()
         self._beat()
@@ -127,7 +128,7 @@ class SimulatedEngine:
     def _register(self) -> list[Any]:
         lineage, version, digest = self._weights
         ids = [running.request.request_id for running in self._running.values()]
-        ids += [request.request_id for request in self._held]
+        ids += [request.request_id for request in self._held.values()]
         registration = m.RegisterEngine(
             self.name, self._pool, self._model.slots, self._max_model_length, lineage, version, ids, digest
         )
@@ -138,10 +139,6 @@ class SimulatedEngine:
             return
         self._link.send(m.EngineHeartbeat("ready", len(self._running), len(self._held), 0))
         self._loop.call_later(m.HEARTBEAT_SECONDS, self._beat)
-
-    @property
-    def _loop(self) -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()
 
     def _receive(self, frame: list[Any]) -> None:
         for message in frame:
@@ -163,8 +160,8 @@ class SimulatedEngine:
     # --- requests ---
 
     def _take(self, message: m.Generate) -> None:
-        key = _key(message.request_id)
-        if key in self._running or key in self._unacknowledged or any(_key(h.request_id) == key for h in self._held):
+        key = message.request_id.key
+        if key in self._running or key in self._unacknowledged or key in self._held:
             return
         request = self._contexts.whole(message)
         if request is None:
@@ -173,7 +170,7 @@ class SimulatedEngine:
         if len(self._running) < self._model.slots and not self._paused:
             self._start(request)
         else:
-            self._held.append(request)
+            self._held[key] = request
 
     def _start(self, request: m.Generate) -> None:
         self._mark()
@@ -183,7 +180,7 @@ class SimulatedEngine:
         now = self._loop.time()
         slot = heapq.heappop(self._free_slots)
         running = _Running(request, slot, self._weights[1], now, self._served, self._served + work)
-        self._running[_key(request.request_id)] = running
+        self._running[request.request_id.key] = running
         self._tie += 1
         heapq.heappush(self._ends, (running.end_work, self._tie, running))
 
@@ -195,19 +192,24 @@ class SimulatedEngine:
         self._marked = now
 
     def _schedule(self) -> None:
-        """Set the timer for the next request that ends."""
+        """Set the timer for the next request that ends, unless it is set."""
+        ends = self._ends
+        while ends and ends[0][2].aborted:
+            heapq.heappop(ends)
+        next_ = (ends[0][2], self._model.rate_of_each(len(self._running))) if ends and not self._paused else None
+        if next_ == self._timed:
+            return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while self._ends and self._ends[0][2].aborted:
-            heapq.heappop(self._ends)
-        if self._ends and not self._paused:
+        self._timed = next_
+        if next_ is not None:
             self._mark()
-            left = max(0.0, self._ends[0][0] - self._served)
-            self._timer = self._loop.call_later(left / self._model.rate_of_each(len(self._running)), self._end_next)
+            running, rate = next_
+            self._timer = self._loop.call_later(max(0.0, running.end_work - self._served) / rate, self._end_next)
 
     def _end_next(self) -> None:
-        self._timer = None
+        self._timer = self._timed = None
         self._mark()
         end_work, _, running = heapq.heappop(self._ends)
         self._served = end_work  # exactly: rounding must not let it run again
@@ -223,25 +225,26 @@ class SimulatedEngine:
             self._loop.time() - running.start, request.context,
         )  # fmt: skip
         self._contexts.keep(request.request_id, request.token_ids + ONE_TOKEN)
-        self._unacknowledged[_key(request.request_id)] = completion
+        self._unacknowledged[request.request_id.key] = completion
         self._link.send(m.Completions([completion]))
 
     def _remove(self, running: _Running) -> None:
         now = self._loop.time()
-        del self._running[_key(running.request.request_id)]
+        del self._running[running.request.request_id.key]
         heapq.heappush(self._free_slots, running.slot)
         done = self._served - running.start_work
         self._recorder.generated(self.name, running.slot, running.request.request_id, running.start, now, done)
 
     def _fill(self) -> None:
         while self._held and len(self._running) < self._model.slots and not self._paused:
-            self._start(self._held.popleft())
+            self._start(self._held.pop(next(iter(self._held))))
 
     def _abort(self, request_id: m.RequestId, discard: bool) -> None:
-        key = _key(request_id)
+        key = request_id.key
         running = self._running.get(key)
         if running is None:
-            self._held = deque(held for held in self._held if not discard or _key(held.request_id) != key)
+            if discard:
+                self._held.pop(key, None)
             return
         self._mark()
         running.aborted = True
@@ -280,7 +283,3 @@ class SimulatedEngine:
 def weight_digest(version: int) -> str:
     """Return the digest of the simulated weights of a version."""
     return f"weights-{version}"
-
-
-def _key(request_id: m.RequestId) -> RequestKey:
-    return request_id.key

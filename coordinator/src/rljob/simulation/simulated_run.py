@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,6 @@ from rljob.api.models import RLJob
 from rljob.coordinator.message_router import MessageRouter
 from rljob.coordinator.recovery import recover
 from rljob.coordinator.run import Run
-from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
 from rljob.protocol.score_messages import Score, ScoreItem
 from rljob.runner.driver import CAPACITY, RunnerDriver
@@ -20,12 +20,15 @@ from rljob.runner.leased_trajectory import TaskRuntime
 from rljob.runner.loops import Loop
 from rljob.runner.loops.single_turn import single_turn
 from rljob.runner.prompts import Prompt
+from rljob.simulation.memory_ledger import MemoryLedger
 from rljob.simulation.memory_link import MemoryLink, MemoryServer, Observer, Traffic
 from rljob.simulation.simulated_engine import ONE_TOKEN, EngineModel, SimulatedEngine, SimulationRecorder
 from rljob.simulation.simulated_trainer import SimulatedTrainer
 from rljob.simulation.virtual_time import StandstillError, run_in_virtual_time
 
 STANDSTILL_SECONDS = 86_400.0
+COLLECTIONS = (100_000, 50, 50)
+"""Thresholds of the garbage collector, as those of the coordinator's service: few objects of a run are in cycles."""
 
 SampleReward = Callable[[str], Awaitable[float]]
 """Returns the reward of a sample, after the time that its reward service takes."""
@@ -170,7 +173,7 @@ class SimulatedRun:
         StandstillError: the run makes no progress.
         """
         loop, spec = asyncio.get_running_loop(), self._job.spec
-        ledger = LedgerWriter(None)
+        ledger = MemoryLedger()
         run = Run(spec, ledger, loop.time)
         if self._prepare is not None:
             self._prepare(run)
@@ -239,4 +242,9 @@ def simulate(
     observer: Observer | None = None,
 ) -> Outcome:
     """Simulate a run in virtual time; arguments as for :class:`SimulatedRun`."""
-    return run_in_virtual_time(SimulatedRun(job, cluster, prepare, recorder, observer).run())
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*COLLECTIONS)
+    try:
+        return run_in_virtual_time(SimulatedRun(job, cluster, prepare, recorder, observer).run())
+    finally:
+        gc.set_threshold(*thresholds)

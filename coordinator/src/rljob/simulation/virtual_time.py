@@ -1,54 +1,144 @@
 """An event loop whose time jumps to the next timer: hours of a run take seconds.
 
 The loop has no file descriptors and no threads, so the code that runs on it must use neither. Callbacks run in the
-order in which they were scheduled: equal programs make equal runs.
+order in which they were scheduled, timers of one time too: equal programs make equal runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 from asyncio import base_events
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
+from typing import Any, TypeVar, TypeVarTuple
 
 Result = TypeVar("Result")
+Ts = TypeVarTuple("Ts")
 TIME_RESOLUTION = 1e-9
 """Seconds. Timers that are closer than this run in one iteration."""
+MOST_CANCELLED = 1024
+"""Cancelled timers that are kept until half of all timers are cancelled."""
 
 
 class StandstillError(Exception):
     """No callback and no timer is left, but the program has not ended."""
 
 
-class VirtualLoop(base_events.BaseEventLoop):
-    """asyncio's own event loop; :meth:`select`, which a real loop calls to wait, sets the time of the next timer."""
+class _Callback(asyncio.Handle):
+    """asyncio's own handle, made in less time: a run makes several for each message."""
 
-    _selector: VirtualLoop
-    _clock_resolution: float
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], loop: VirtualLoop, context: Context | None
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = context or copy_context()
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+
+
+class _Timer(asyncio.TimerHandle):
+    """The same with a time."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: VirtualLoop,
+        context: Context | None,
+    ) -> None:
+        self._when = when
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = context or copy_context()
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+
+
+class VirtualLoop(base_events.BaseEventLoop):
+    """asyncio's own event loop, which sets the time of the next timer where a real loop waits."""
+
+    _ready: deque[Any]  # of handles
+    _stopping: bool
 
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        self._clock_resolution = TIME_RESOLUTION
-        self._selector = self
+        self._timers: list[tuple[float, int, _Timer]] = []  # heap of (time, order, timer)
+        self._timers_made = 0
+        self._timers_cancelled = 0  # at most so many of the heap
 
     def time(self) -> float:
         """Return the virtual time in seconds."""
         return self._now
 
-    def select(self, timeout: float | None) -> list[Any]:
-        """Advance the time by ``timeout``.
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Call ``callback`` in the next iteration."""
+        handle = _Callback(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call ``callback`` after ``delay`` seconds."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call ``callback`` at a virtual time."""
+        timer = _Timer(when, callback, args, self, context)
+        self._timers_made += 1
+        heapq.heappush(self._timers, (when, self._timers_made, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Drop the cancelled timers if they are many."""
+        self._timers_cancelled += 1
+        if self._timers_cancelled > max(MOST_CANCELLED, len(self._timers) // 2):
+            self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._timers_cancelled = 0
+
+    def _run_once(self) -> None:
+        """Run the callbacks that are ready, and the timers that are due. If there are none, advance the time.
 
         Raises:
             StandstillError: there is no timer.
         """
-        if timeout is None:
-            raise StandstillError("nothing is left to happen, and the program waits")
-        self._now += timeout
-        return []
-
-    def _process_events(self, events: list[Any]) -> None:
-        """Do nothing: there are no file descriptors."""
+        ready, timers = self._ready, self._timers
+        if not ready and not self._stopping:
+            while timers and timers[0][2].cancelled():
+                heapq.heappop(timers)
+            if not timers:
+                raise StandstillError("nothing is left to happen, and the program waits")
+            self._now = max(self._now, timers[0][0])
+        end = self._now + TIME_RESOLUTION
+        while timers and timers[0][0] < end:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            try:
+                handle._context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 (as in asyncio: it is logged, and the loop continues)
+                what = f"{handle._callback} raised"
+                self.call_exception_handler({"message": what, "exception": error, "handle": handle})
 
     def _write_to_self(self) -> None:
         """Do nothing: the loop never sleeps."""

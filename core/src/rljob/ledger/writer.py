@@ -106,8 +106,9 @@ class LedgerWriter(Store):
         self.execute_each("UPDATE groups SET dispatched = ? WHERE number = ?", version, group_number(group))
 
     def record_dispatch_again(self, sample: str, version: int) -> None:
-        """Record that an engine serving ``version`` gets a request of a sample after :meth:`discard_generation`."""
-        self.execute_each("UPDATE samples SET dispatched = ? WHERE number = ?", version, sample_number(sample))
+        """Record that an engine serving ``version`` gets a request of a sample after :meth:`discard_generation`. It must
+        not be executed after the score of the sample, so it is not joined with others."""
+        self.execute("UPDATE samples SET dispatched = ? WHERE number = ?", version, sample_number(sample))
 
     def record_completion(
         self,

@@ -1,0 +1,75 @@
+"""The ledger of a simulated run, in memory.
+
+Nothing that it has outlives the process, so a statement is executed when a query may read its rows, together with many
+others. Effects run in the iteration of the event loop in which those of a ledger on disk run at the earliest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+from rljob.ledger.writer import LedgerWriter
+
+MOST_WAITING = 4096
+"""Statements and records that wait at most: they hold memory."""
+
+
+class MemoryLedger(LedgerWriter):
+    """A :class:`LedgerWriter` in memory, whose commits and effects need no task."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self._call_soon: Callable[[Callable[[], None]], object] | None = None  # of the loop, from :meth:`run` on
+        self._failed: asyncio.Future[None]
+        self._due = False
+        self._waiting: list[Any] = []  # committed, as far as queries see, and not executed
+
+    def then(self, effect: Callable[[], None]) -> None:
+        """Call ``effect`` when everything queued so far is committed."""
+        self._effects.append(effect)
+        if not self._due:
+            self._schedule()
+
+    def query(self, statement: str, *row: Any) -> list[sqlite3.Row]:
+        """Return committed rows."""
+        self._execute()
+        return super().query(statement, *row)
+
+    async def run(self) -> None:
+        """Commit until cancelled. A rejected statement ends this task and the simulation."""
+        loop = asyncio.get_running_loop()
+        self._failed, self._call_soon, self._due = loop.create_future(), loop.call_soon, True
+        self._commit_queued()
+        await self._failed
+
+    def _put(self, queued: Any) -> None:
+        self._queue.append(queued)
+        if not self._due:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if self._call_soon is not None:
+            self._due = True
+            self._call_soon(self._commit_queued)
+
+    def _commit_queued(self) -> None:
+        try:
+            while self._queue or self._effects:
+                self._waiting += self._queue
+                self._queue.clear()
+                effects, self._effects = self._effects, []
+                for effect in effects:
+                    effect()
+            self._due = False
+            if len(self._waiting) >= MOST_WAITING:
+                self._execute()
+        except Exception as error:  # noqa: BLE001 it ends the task of :meth:`run`
+            self._failed.set_exception(error)
+
+    def _execute(self) -> None:
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._commit(waiting)
