@@ -4,8 +4,9 @@ python -m benchmarks.coordinator [--json] [--only CELL,...]
 
 The peers (benchmarks/coordinator_peers.py: 64 agents, a runner, a trainer) are another process. Only CPU time of the
 coordinator is compared, because rates depend on the machine; ``rate_of_floor`` is the floor's CPU per sample over the
-coordinator's, both saturated and in the same call (benchmarks/floor_coordinator.py). ``wal_bytes_per_sample`` does not
-include payload and texts, which are written once, to files of their own.
+coordinator's, both saturated and in the same call (benchmarks/floor_coordinator.py). At 500 samples a second most of
+the CPU time is that of fsync, which depends on the machine, so there ``rate_of_floor_500_per_second`` is the figure to
+compare. ``wal_bytes_per_sample`` does not include payload and texts, which are written once, to files of their own.
 """
 
 from __future__ import annotations
@@ -269,6 +270,9 @@ async def run(cells: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
             add("rate_of_floor", least.cpu_us_per_sample / found.cpu_us_per_sample, 0.5, ">=")
         elif cell == "500_per_second":
             add("cpu_us_per_sample_500_per_second", found.cpu_us_per_sample, 220)
+            least = await measure(floor, load)
+            figures["cpu_us_per_sample_of_floor_500_per_second"] = round(least.cpu_us_per_sample, 1)
+            add("rate_of_floor_500_per_second", least.cpu_us_per_sample / found.cpu_us_per_sample, 0.5, ">=")
         elif cell == "lag":
             figures["loop_lag_p50_ms"] = round(percentile(found.answers_ms, 0.5), 3)
             add("loop_lag_p99_ms", percentile(found.answers_ms, 0.99), 20)

@@ -29,6 +29,8 @@ from rljob.protocol.shards import encode_selection
 FRAME_COMPLETIONS = 16
 FLUSH_SECONDS = 0.002
 KEPT_BYTES = 256 << 20  # by each agent, as in rljob.rollout.requests
+KEEP_ALIVE_SECONDS = 2.0
+"""Shorter than the coordinator's: a request on a connection that it is just closing would fail."""
 VARIANTS = 64
 """Different completions: a coordinator that compresses must not see the same bytes each time."""
 TEXT = " ".join(f"word{i}" for i in range(400))[:2000]
@@ -183,7 +185,11 @@ class Peers:
     async def _train(self) -> None:
         incarnation = version = 0
         link = self.link("trainer", m.ToTrainer, m.RegisterTrainer("trainer", 0, 0))
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {self.token}"}) as session:
+        headers, connector = (
+            {"Authorization": f"Bearer {self.token}"},
+            aiohttp.TCPConnector(keepalive_timeout=KEEP_ALIVE_SECONDS),
+        )
+        async with aiohttp.ClientSession(headers=headers, connector=connector) as session:
             async for message in link.messages():
                 match message:
                     case m.TrainerRegistered():

@@ -79,7 +79,7 @@ class Floor:
             case ["GenerateRequest", sample, turn, context, *_]:
                 next(self.turn).put(["Generate", [sample, turn, 0], context, [1.0, 500, [0], 1]])
             case ["Completions", items]:
-                for [[sample, turn, attempt], tokens, logprobs, *_, context] in items:
+                for [[sample, turn, attempt, *_], tokens, logprobs, *_, context] in items:
                     result = ["GenerateResult", sample, turn, tokens, "stop", context]
                     effects = [(peer, ["AckCompletions", [[sample, turn, attempt]]]), (self.runner, result)]
                     self.todo.append(((sample, turn, tokens + logprobs, None), effects))
