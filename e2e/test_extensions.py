@@ -162,6 +162,10 @@ def check_branches(run: Run) -> None:
             (0, ""), (1, ""), (1, "1.1"), (1, "1.2"), (1, "1.3")
         ]  # fmt: skip
         first, last, *guesses = sample.turns
+        answer = "".join(token.text or "" for token in last.written).removesuffix("<end>")
+        assert (sample.sample.text or "").startswith(answer), (
+            "it is the text that was scored; its end may be half a character"
+        )
         assert {guess.given for guess in guesses} == {f"; again, {first.given}"}
         assert last.given is not None and last.given.startswith("; from ")
         assert last.given.endswith(f": {first.given}"), "guesses may end within a character, so they are not compared"
@@ -177,6 +181,9 @@ def test_a_loop_with_branches_trains_each_token_once(workspace: Workspace) -> No
     run = workspace.run("branches", tasks=tasks, algorithm=fields, **NEAR).check()
     check_branches(run)
     check_table(run)
+    checked = workspace.python("-m", "rljob.cli.main", "reward", "check", str(run.directory))
+    summary = checked.stdout.splitlines()[-1]
+    assert summary.startswith("reward near: 32 scored, 0 errors, 0 with another reward than recorded"), checked.stdout
 
 
 @pytest.mark.skipif(not os.environ.get("RLJOB_THOROUGH"), reason="each part is in a job above; make thorough")

@@ -457,13 +457,14 @@ async def test_a_program_that_ignores_its_cancellation_calls_no_more(stage):
 # --- calls that do not continue the one before -----------------------------------------------------------------------
 
 
-def calling(*histories):
-    """Return a program that makes calls with these messages."""
+def calling(*histories, returns=None):
+    """Return a program that makes calls with these messages, and returns a value."""
 
     async def solve(base_url, api_key, row, seed):
         async with client(base_url, api_key) as model:
             for messages in histories:
                 await model.chat.completions.create(model="m", messages=messages)
+        return returns
 
     return solve
 
@@ -491,6 +492,22 @@ async def test_a_call_that_continues_no_answer_begins_a_branch_with_all_its_mess
     ]  # fmt: skip
     assert [(request.turn, request.branch) for request in stage.requests] == [(0, ""), (0, "0.1/0.1"), (1, "0.1/0.1")]
     assert [request.prefix_tokens for request in stage.requests[:2]] == [0, 0]
+
+
+@pytest.mark.parametrize("returns", [None, 2.5])
+async def test_the_reward_of_a_program_is_that_of_the_conversation_with_the_last_answer(stage, returns):
+    """The first conversation is left: its history is rewritten."""
+    new = [user("a new subject")]
+    more = [*new, ANSWER, user("y")]
+    result = await stage.play(calling(ASK, [*ASK, ANSWER, user("x")], new, more, returns=returns), [
+        "ab<end>", "ab<end>", "ab<end>", "last<end>"
+    ])  # fmt: skip
+    [item] = stage.reward.items
+    assert [turn.text for turn in item.turns] == ["ab", "\n<user>y\n<assistant>", "last"]
+    assert (item.completion, item.response_tokens) == ("last", len("last") + 1)
+    assert (result.text, result.branch) == ("last", "0.1/0.1")
+    assert result.turn_rewards == [], "all of the reward is that of the last turn of the last branch"
+    assert result.reward == 4 + (returns or 0)
 
 
 async def test_a_second_call_after_an_answer_shares_its_tokens(stage):

@@ -144,9 +144,32 @@ async def test_branches_generate_at_the_same_time_each_from_its_own_context() ->
     assert most == 2 and sorted(play.asked) == sorted(TREE)
     assert Letters().decode(play.context((2, "1.1/2.1"))) == "ask<0:>a<1:1.1>c<2:1.1/2.1>"
     assert play.reward.turns == [["<0:>", "?", "<1:>"]], "the turns of the context that scores"
-    assert result == TrajectoryScored("g0.0", 5.5, {}, "<1:1.2>", 5, turn_rewards=[0.0, 0.0, 0.5, 0.5, 4.5]), (
-        "rewards are by branch, and the last turn gets the rest"
+    assert result == TrajectoryScored("g0.0", 5.5, {}, "<1:>", 5, turn_rewards=[0.0, 0.0, 0.5, 0.5, 4.5]), (
+        "rewards are by branch, and the last turn gets the rest; the text is of the context that scores"
     )
+
+
+async def longest(context: Context) -> Score:
+    """Score two branches; return the score of the one with the longer text, which is the second by the text."""
+    first = await context.generate(context.prompt.token_ids)
+    tokens = context.prompt.token_ids + first.token_ids + context.encode("?")
+    one, two, scores = context.branch(), context.branch(), []
+    for branch, text in ((one, "short"), (two, "a long text"), (context, "")):
+        turn = await branch.generate(tokens)
+        scores.append(await branch.score(text, turn.finish))
+    return max(scores, key=lambda score: score.reward)
+
+
+async def own_score(context: Context) -> Score:
+    """Return a score of the loop's own."""
+    await longest(context)
+    return Score(context.sample, 3.0)
+
+
+@pytest.mark.parametrize(("loop", "branch"), [(longest, "1.2"), (own_score, "1.2")])
+async def test_the_text_of_a_sample_is_that_of_the_branch_whose_score_the_loop_returns(loop: Loop, branch: str) -> None:
+    result = await Play(loop).run()
+    assert (result.branch, result.text) == (branch, f"<1:{branch}>")
 
 
 @pytest.mark.parametrize("known", itertools.chain.from_iterable(itertools.combinations(TREE, n) for n in range(6)))

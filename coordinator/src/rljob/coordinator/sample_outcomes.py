@@ -37,7 +37,9 @@ class SampleOutcomes:
         if trajectory.kind is Kind.TRAIN:
             run.lengths.score(sum(len(turn.token_ids) // INT32 for turn in trajectory.turns.values()))
         run.trajectories.done(sample.id)
-        run.ledger.record_score(sample.id, trajectory.kind, reward, turn_rewards, message.metrics, message.text)
+        run.ledger.record_score(
+            sample.id, trajectory.kind, reward, turn_rewards, message.metrics, message.text, message.branch
+        )
         if trajectory.kind is Kind.EVALUATION:
             run.evaluations.take(sample, reward)
         else:

@@ -137,7 +137,7 @@ class BranchContext:
             raise TrajectoryError(f"the loop gives a completion of type {type(completion).__name__} to score, not text")
         lease, runtime = self._trajectory.leased, self._trajectory.runtime
         if runtime.reward is None:
-            return Score(lease.sample, 0.0)
+            return self._scored(Score(lease.sample, 0.0))
         item = ScoreItem(
             sample=lease.sample,
             task=lease.task,
@@ -155,7 +155,12 @@ class BranchContext:
             },
         )
         with self._trajectory.in_call():
-            return await runtime.reward.score(item)
+            return self._scored(await runtime.reward.score(item))
+
+    def _scored(self, score: Score) -> Score:
+        if self._turns:
+            self._trajectory.scores.append((score, self._turns[-1].branch))
+        return score
 
     def _texts(self) -> list[ScoreTurn]:
         """Return the text of the turns and observations after the context of the first turn."""

@@ -77,8 +77,9 @@ class EpisodeContext(Protocol):
 
 @dataclass(frozen=True)
 class AgentOutcome:
-    """How an agent program ended."""
+    """How an agent program ended. ``context``: that of the last answer, which may be a branch."""
 
+    context: Context
     reward: float | None  # that it returned; None: no number
     completion: str  # the text that it returned, or its last answer
     finish: str  # of the last answer: stop | length

@@ -92,6 +92,7 @@ class LeasedTrajectory:
         self.recorded = {(turn.turn, turn.branch): turn for turn in lease.turns}
         self.credits: dict[TurnKey, float] = {}  # reward of each turn from the loop
         self.stops: dict[TurnKey, list[str]] = {}  # stop strings of the loop's calls, beside those of the task
+        self.scores: list[tuple[Score, str]] = []  # from the task's reward, each with the branch that was scored
         self._prompts = prompts
         self._send = send
         self._turns: dict[TurnKey, TurnTokens] = {}  # that this run of the loop has received
@@ -291,22 +292,28 @@ class LeasedTrajectory:
         for name, value in metrics.items():
             if not usable(value):
                 raise TrajectoryError(f"the metric {name} of its score is {value}")
-        lease, single = self.leased, not any(credited[:-1])
+        lease, single, last = self.leased, not any(credited[:-1]), self._scored_turn(score, keys)
         result = TrajectoryScored(
             sample=lease.sample,
             reward=reward,
             metrics=metrics,
-            text=self._root.answer(self._turns[keys[-1]])[:TEXT_CHARACTERS],
+            text=self._root.answer(self._turns[last])[:TEXT_CHARACTERS],
             turns=len(credited),
             attempt=lease.attempt,
             turn_rewards=[] if single else credited,
             lease=lease.lease,
+            branch=last[1],
         )
         try:  # a result that cannot be encoded must fail here, not in the connection that all trajectories share
             _decoder.decode(encode_frame([result]))
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
             raise TrajectoryError(f"its result cannot be sent: {error}") from error
         return result
+
+    def _scored_turn(self, score: Score, keys: list[TurnKey]) -> TurnKey:
+        """Return the last turn of the branch that got the score; of the last one if the loop made the score itself."""
+        branch = next((branch for made, branch in reversed(self.scores) if made is score), keys[-1][1])
+        return max(key for key in keys if key[1] == branch)
 
     def _fail(self, reason: str) -> None:
         text = reason.encode(errors="replace").decode()  # lone surrogates in an exception message cannot be encoded

@@ -17,6 +17,7 @@ import msgspec
 from rljob.api.resolve import resolve
 from rljob.ledger.reader import LedgerReader, NoRunError, SampleRow, Selection, samples
 from rljob.ledger.sample_detail import show
+from rljob.protocol.branches import path
 from rljob.protocol.environment import ComponentEnvironment, read_environment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.score_messages import RecordedSample, ScoreItem, ScoreTurn
@@ -35,7 +36,7 @@ def recorded_samples(environment: ComponentEnvironment, limit: int) -> Iterator[
     prepared = prepare(environment, find_readers(environment.job))
     with LedgerReader(environment.storage) as ledger:
         for row in samples(ledger, Selection(limit=limit)):
-            if row.text is not None and row.sequences is None:  # else it is not recorded which branch was scored
+            if row.text is not None:
                 yield RecordedSample(_item(prepared, ledger, row), row.reward)
 
 
@@ -44,14 +45,18 @@ def _item(prepared: Prepared, ledger: LedgerReader, row: SampleRow) -> ScoreItem
     task = next(task for task in resolve(prepared.environment.job).spec.tasks if task.name == row.task)
     problem = prepared.sources[row.task].problem(split, row.row)
     detail = show(ledger, row.id)
+    found = {(turn.turn, turn.branch): turn for turn in detail.turns}
+    branch = ledger.scored_branch(row.id)
+    scored = [key for key in found if key[1] == branch]
+    details = [found[key] for key in path(max(scored))] if scored else detail.turns  # without branches: all turns
     turns: list[ScoreTurn] = []
-    for number, turn in enumerate(detail.turns):
+    for number, turn in enumerate(details):
         if number and turn.given_ids:
             turns.append(ScoreTurn("observation", prepared.codec.decode(array("i", turn.given_ids).tobytes())))
         written = array("i", [token.id for token in turn.written]).tobytes()
         finish = turn.completions[-1].finish
         turns.append(ScoreTurn("model", answer_text(prepared.codec, task.sampling, written, finish)))
-    last = len(detail.turns[-1].written) if detail.turns else 0
+    last = len(details[-1].written) if details else 0
     prompt = prepared.maker.make(row.task, problem).text
     if (task.environment or task.agent) and detail.turns:  # the text of its first context is recorded as tokens only
         prompt = prepared.codec.decode(array("i", detail.turns[0].given_ids).tobytes())
@@ -60,9 +65,9 @@ def _item(prepared: Prepared, ledger: LedgerReader, row: SampleRow) -> ScoreItem
         task=row.task,
         prompt=prompt,
         completion=turns[-1].text if last else row.text or "",
-        finish=row.finish or "",
+        finish=details[-1].completions[-1].finish if details else row.finish or "",
         problem=problem,
-        turns=turns if len(detail.turns) > 1 else [],
+        turns=turns if len(details) > 1 else [],
         response_tokens=last or row.response_tokens,
         metadata={
             "split": split,

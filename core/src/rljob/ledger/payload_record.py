@@ -28,10 +28,11 @@ class PayloadRecord(msgspec.Struct, array_like=True):
 
 
 class TextRecord(msgspec.Struct, array_like=True):
-    """The text of the last response of a sample with a reward, in the segments of texts."""
+    """The text of the last response of a sample with a reward, in the segments of texts; ``branch``: of the text."""
 
     sample: str
     text: str
+    branch: str = ""
 
 
 _encoder = msgspec.msgpack.Encoder()

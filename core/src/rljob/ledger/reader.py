@@ -21,7 +21,7 @@ import msgspec
 from pydantic import ValidationError
 
 from rljob.api.models import RLJob
-from rljob.ledger.payload_record import decode_text
+from rljob.ledger.payload_record import TextRecord, decode_text
 from rljob.ledger.queries import MEMBERS_OF
 from rljob.ledger.sample_numbers import MEMBER_BITS, MEMBERS, find_number
 from rljob.ledger.sample_progress import COLUMNS as PROGRESS
@@ -84,12 +84,22 @@ class LedgerReader:
         row = self.db.execute(statement, values).fetchone()
         return None if row is None else row[0]
 
-    def text(self, location: Location) -> str | None:
+    def text(self, location: Location) -> TextRecord | None:
         """Return a recorded text; None if it cannot be read: the audit reports it."""
         try:
-            return decode_text(self.texts.read(location)).text
+            return decode_text(self.texts.read(location))
         except (PayloadError, msgspec.MsgspecError):
             return None
+
+    def scored_branch(self, sample: str) -> str:
+        """Return the branch that the text of a sample is of; empty if its text cannot be read."""
+        rows = self.rows(
+            "SELECT text_segment, text_position, text_length FROM samples"
+            " WHERE number = ? AND text_segment IS NOT NULL",
+            find_number(sample),
+        )
+        record = self.text(Location(*rows[0])) if rows else None
+        return "" if record is None else record.branch
 
     def prepare_accounts(self) -> None:
         """Create the temporary view ``accounts``: the samples, also with what those without a reward have generated."""
@@ -215,7 +225,8 @@ def sample_row(ledger: LedgerReader, row: sqlite3.Row) -> SampleRow:
     """Return a row of :data:`COLUMNS`."""
     *values, sequences, segment, position, length = row
     values.append(None if sequences is None else json.loads(sequences))
-    values.append(None if segment is None else ledger.text(Location(segment, position, length)))
+    record = None if segment is None else ledger.text(Location(segment, position, length))
+    values.append(None if record is None else record.text)
     return SampleRow(*values)
 
 

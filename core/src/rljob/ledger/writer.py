@@ -160,6 +160,7 @@ class LedgerWriter(Store):
         turn_rewards: Sequence[float],
         metrics: Mapping[str, float],
         text: str,
+        branch: str = "",
     ) -> None:
         """Record the reward of a sample, the metrics of the reward and the response. It ends a sample of an evaluation.
 
@@ -170,6 +171,7 @@ class LedgerWriter(Store):
             turn_rewards: one for each turn; their sum is ``reward``, except for rounding.
             metrics: metrics of the reward.
             text: the last response.
+            branch: the branch of ``text``.
         """
         state = State.SCORED if kind is Kind.TRAIN else State.EVALUATED
         number = sample_number(sample)
@@ -179,7 +181,7 @@ class LedgerWriter(Store):
         def update(at: Location) -> tuple[str, tuple[object, ...]]:
             return _transition(state, *_SCORE), (*row, None, at.segment, at.offset, at.length, number)
 
-        self.record_text(encode_text(TextRecord(sample, text)), update)
+        self.record_text(encode_text(TextRecord(sample, text, branch)), update)
         if state is State.EVALUATED:
             self.execute(_CLOSE, number >> MEMBER_BITS)
 

@@ -492,11 +492,12 @@ class TrajectoryScored(Message):
     sample: str
     reward: float
     metrics: dict[str, float]
-    text: str  # the last answer as text, cut to 4,096 characters, for people
+    text: str  # the last answer of ``branch`` as text, cut to 4,096 characters, for people
     turns: int  # that the loop made
     attempt: int = 0  # of the LeaseTrajectory
     turn_rewards: list[float] = []  # of the first turns by branch; the last turn gets the rest of ``reward``
     lease: int = 0  # of the LeaseTrajectory
+    branch: str = ""  # that was scored; see rljob.protocol.branches
 
 
 class TrajectoryFailed(Message):

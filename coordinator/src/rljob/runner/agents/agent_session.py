@@ -108,6 +108,7 @@ class AgentSession:
         self.turns = 0
         self.forks = 0  # calls that began a branch
         self.completion = ""  # the last answer
+        self.last = generator  # of the last answer
         self.finish = ""
         self.context_limit = False
         self.failure = ""  # reason of the failed sample
@@ -160,7 +161,7 @@ class AgentSession:
             fork = generator.branch()
         except TrajectoryError as error:
             raise self._fail(str(error)) from error
-        self.completion, self.finish = generator.answer(turn), turn.finish
+        self.completion, self.finish, self.last = generator.answer(turn), turn.finish, generator
         messages = [*call.messages, CallMessage("assistant", self.completion)]
         self._answered.append(Answered(messages, context + turn.token_ids, turn.token_ids, generator, fork))
         branch = f"{turn.branch}-" if turn.branch else ""

@@ -7,7 +7,7 @@ import logging
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from rljob.protocol.messages import LeaseTrajectory
 from rljob.runner.agents.agent_command import AgentProcessError
@@ -121,6 +121,7 @@ class LeasedAgent:
                 "its agent returned no reward, and its task has none; return a number, or name a reward in the task"
             )
         return AgentOutcome(
+            context=cast(Context, session.last),
             reward=float(result) if isinstance(result, numbers.Real) else None,
             completion=result if isinstance(result, str) else session.completion,
             finish=session.finish,

@@ -14,8 +14,8 @@ async def agent(context: Context) -> Score:
     """
     outcome = await context.agent.run()
     if outcome.reward is not None:
-        context.reward(outcome.reward)
-    score = await context.score(outcome.completion, outcome.finish)
+        outcome.context.reward(outcome.reward)
+    score = await outcome.context.score(outcome.completion, outcome.finish)
     score.metrics = score.metrics | {
         "turns": float(outcome.turns),
         "context_limit": float(outcome.context_limit),
