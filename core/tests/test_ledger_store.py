@@ -88,6 +88,21 @@ def test_a_damaged_or_missing_record_is_an_error(tmp_path: Path) -> None:
     segments.close()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"length": -3}, {"length": -100}, {"length": 1 << 43}, {"length": 1 << 70}, {"length": 1}, {"offset": -1},
+     {"offset": 1 << 70}, {"offset": 1.5}, {"segment": "q"}, {"segment": -1}],
+)  # fmt: skip
+def test_a_damaged_location_is_an_error(tmp_path: Path, change: dict[str, Any]) -> None:
+    segments = Segments(tmp_path)
+    place = segments.append(b"content")
+    segments.sync()
+    assert segments.read(place) == b"content"
+    with pytest.raises(PayloadError):
+        segments.read(place._replace(**change))
+    segments.close()
+
+
 def test_a_restart_writes_to_a_new_segment_after_a_torn_record(tmp_path: Path) -> None:
     segments = Segments(tmp_path)
     at = segments.append(b"whole")

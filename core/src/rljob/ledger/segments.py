@@ -68,11 +68,10 @@ class PayloadReader:
             if location.segment not in self._files:
                 self._files[location.segment] = os.open(self.path(location.segment), os.O_RDONLY)
             data = os.pread(self._files[location.segment], HEADER.size + location.length, location.offset)
-        except OSError as error:
+        except (OSError, ValueError, TypeError, OverflowError, MemoryError) as error:  # also of a damaged location
             raise PayloadError(f"payload segment {location.segment} cannot be read: {error}") from error
         payload = data[HEADER.size :]
-        header = HEADER.pack(location.length, record_digest(payload))
-        if data[: HEADER.size] != header:
+        if len(payload) != location.length or data[: HEADER.size] != HEADER.pack(len(payload), record_digest(payload)):
             raise PayloadError(f"payload segment {location.segment} is damaged at byte {location.offset}")
         return payload
 
