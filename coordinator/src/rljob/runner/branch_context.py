@@ -73,7 +73,10 @@ class BranchContext:
             )
         name = child(self.name, number, self._children[number] + 1)
         if len(name) > MAX_NAME:
-            raise TrajectoryError(f"the loop makes a branch of a branch too often; the name {name} is too long")
+            raise TrajectoryError(
+                f"the loop makes a branch of a branch {name.count('/')} times, so its name is longer than {MAX_NAME} "
+                "characters; branch from an earlier context"
+            )
         self._children[number] += 1
         return BranchContext(self._trajectory, name, self)
 
