@@ -88,6 +88,19 @@ async def test_the_names_of_figures_for_prometheus_stay(new_world: Any, tmp_path
     assert [(sample.labels, sample.value) for sample in deaths] == [({"pool": "main"}, 1.0)]
 
 
+async def test_the_buckets_of_staleness_have_all_samples_up_to_their_bound(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(), tmp_path)
+    await world.start()
+    world.run.progress.staleness.update({0: 3, 5: 2, 100: 1})
+    [family] = [each for each in RunCollector(world.run).collect() if each.name == "rljob_trained_staleness"]
+    found = {(sample.name[len(family.name) :], sample.labels.get("le")): sample.value for sample in family.samples}
+    assert (found["_count", None], found["_sum", None]) == (6, 110)
+    assert {bound: value for (name, bound), value in found.items() if name == "_bucket"} == {
+        "0.0": 3, "1.0": 3, "2.0": 3, "3.0": 3, "4.0": 3, "6.0": 5, "8.0": 5, "12.0": 5, "16.0": 5, "32.0": 5,
+        "64.0": 5, "+Inf": 6,
+    }  # fmt: skip
+
+
 async def test_the_page_on_monitoring_has_every_metric_with_type_and_labels(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(evaluation={"problems": 2, "passAt": [1]}), tmp_path)
     await world.start()

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import wait
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -25,11 +26,18 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     opened.close()
 
 
-def commit(store: Store, key: int) -> int:
-    """Commit a row of some pages, and wait for a checkpoint that it began; return the length of the WAL."""
+def put(store: Store, key: int) -> int:
+    """Commit a row of some pages; return the length of the WAL."""
     store.execute("INSERT INTO meta VALUES (?,?)", str(key), ROW)
     store._commit(store._queue)
     store._queue = []
+    assert store._checkpoints is not None
+    return store._checkpoints._size()
+
+
+def commit(store: Store, key: int) -> int:
+    """Commit a row of some pages, and wait for a checkpoint that it began; return the length of the WAL."""
+    put(store, key)
     assert store._checkpoints is not None
     if store._checkpoints._running is not None:
         wait([store._checkpoints._running])
@@ -42,6 +50,27 @@ def test_the_wal_begins_again_when_it_is_longer_than_the_limit(store: Store, tmp
     assert sizes[-1] <= max(sizes) and any(b < a for a, b in itertools.pairwise(sizes))
     assert (tmp_path / "ledger.sqlite").stat().st_size > 100 * len(ROW), "its pages are in the database"
     assert len(store.query("SELECT * FROM meta")) == 200
+
+
+def test_the_wal_begins_again_although_its_checkpoint_did_not_copy_the_last_commits(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints, begin = store._checkpoints, Event()
+    assert checkpoints is not None
+    checkpoint = checkpoints._checkpoint
+    monkeypatch.setattr(checkpoints, "_checkpoint", lambda: begin.wait(60) and checkpoint())
+    keys = itertools.count()
+    while checkpoints._running is None:
+        put(store, next(keys))
+    with sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT COUNT(*) FROM meta").fetchone()
+        longest = put(store, next(keys))  # the reader keeps the checkpoint from copying this, as time does
+        begin.set()
+        wait([checkpoints._running])
+    reader.close()
+    assert put(store, next(keys)) > longest, "it copies the rest"
+    assert put(store, next(keys)) <= LIMIT
 
 
 def test_a_short_wal_is_not_checkpointed(store: Store, tmp_path: Path) -> None:
