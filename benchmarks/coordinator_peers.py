@@ -185,10 +185,8 @@ class Peers:
     async def _train(self) -> None:
         incarnation = version = 0
         link = self.link("trainer", m.ToTrainer, m.RegisterTrainer("trainer", 0, 0))
-        headers, connector = (
-            {"Authorization": f"Bearer {self.token}"},
-            aiohttp.TCPConnector(keepalive_timeout=KEEP_ALIVE_SECONDS),
-        )
+        headers = {"Authorization": f"Bearer {self.token}"}
+        connector = aiohttp.TCPConnector(keepalive_timeout=KEEP_ALIVE_SECONDS)
         async with aiohttp.ClientSession(headers=headers, connector=connector) as session:
             async for message in link.messages():
                 match message:

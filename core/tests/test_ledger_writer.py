@@ -152,7 +152,7 @@ async def test_what_open_samples_have_generated_is_restored_from_their_completio
     ledger.restore()
     assert ledger.progress == before
     assert {sample_id(number): progress.row for number, progress in before.items()} == {
-        "g1.0": ("[2, 3]", 2, 4, 6, None, 4, 5, "stop"),
+        "g1.0": ("[2,3]", 2, 4, 6, None, 4, 5, "stop"),
         "g1.1": ("[4]", None, None, None, None, None, None, None),
     }
     ledger.record_completion(completion("g1.1", 0, 1, 2, 1), "", 3, 6, 6)
@@ -163,7 +163,7 @@ async def test_what_open_samples_have_generated_is_restored_from_their_completio
     assert [tuple(row) for row in rows] == [
         ("[1]", 2, 3, 5, 0, 0, "stop"),
         (None, None, None, None, None, None, None),
-        ("[4, 6]", 2, 1, 3, 6, 6, "stop"),
+        ("[4,6]", 2, 1, 3, 6, 6, "stop"),
         ("[5]", 2, 3, 5, 4, 4, "stop"),
     ]
 

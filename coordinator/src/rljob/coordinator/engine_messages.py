@@ -81,8 +81,8 @@ class EngineMessages:
         if pool is None:
             connection.reject(f"the manifest has no rollout pool {message.pool!r}", fatal=True)
             return
-        connection.instance = message.instance
         before = run.engines.of_connection(connection)
+        connection.instance = message.instance
         if before is not None and before.instance != message.instance:
             self.forget(before)
         engine = run.engines.by_instance.get(message.instance)

@@ -77,4 +77,5 @@ class Engines:
 
     def of_connection(self, connection: Connection) -> EngineRecord | None:
         """Return the engine of a connection; None before registration."""
-        return next((engine for engine in self.by_instance.values() if engine.connection is connection), None)
+        engine = self.by_instance.get(connection.instance)
+        return engine if engine is not None and engine.connection is connection else None

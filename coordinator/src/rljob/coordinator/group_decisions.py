@@ -55,6 +55,8 @@ class GroupDecisions:
     def advance(self) -> None:
         """Ask about the groups that wait for a decision; forget those that ended meanwhile."""
         deciding = self._run.scheduler.deciding
+        if not deciding and not self._open:
+            return
         for name in [name for name in self._open if name not in deciding]:
             del self._lost[name]
             self._forget(self._open.pop(name))

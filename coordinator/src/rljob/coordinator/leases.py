@@ -151,6 +151,8 @@ class Leases:
     def assign(self) -> None:
         """Lease samples without a runner to the runners with the most free capacity, in order of admission. Evaluations
         have a capacity of their own: the trainer may wait for them."""
+        if not self._unleased:
+            return
         for kind, waiting in self._waiting.items():
             self._assign_kind(kind, waiting)
 

@@ -206,6 +206,8 @@ class Trajectories:
     def dispatch(self, eligible: Callable[[EngineRecord, RequestKind], bool], start_groups: bool) -> None:
         """Send queued requests to eligible engines with free slots; ``start_groups``: also of groups of training of
         which no engine had a request yet."""
+        if not len(self.queue):
+            return
         for request, engine in self.queue.assign(self._engines.connected(), eligible, start_groups):
             trajectory = self.by_sample[request.key[0]]
             branch = trajectory.branches[request.key[3]]
@@ -313,15 +315,15 @@ class Trajectories:
         """Withdraw the requests of all branches, also those that no runner has repeated yet."""
         for branch in trajectory.branches.values():
             self._withdraw(trajectory, branch, reason)
-        for key in [key for key in self._claims if key[0] == trajectory.sample.id]:
-            self._abort(self._claims.pop(key), key, reason)
+        self._abort_claims([key for key in self._claims if key[0] == trajectory.sample.id], reason)
 
     def _withdraw(self, trajectory: Trajectory, branch: Branch, reason: Abort, abort: bool = True) -> None:
         """Remove the branch's request from the queue or from its engine, which aborts it unless it has ended it."""
         request, engine = branch.request, branch.engine
         branch.request = None
-        for key in [key for key in self._claims if (key[0], key[3]) == (trajectory.sample.id, branch.name)]:
-            self._abort(self._claims.pop(key), key, reason)
+        if self._claims:
+            of_branch = (trajectory.sample.id, branch.name)
+            self._abort_claims([key for key in self._claims if (key[0], key[3]) == of_branch], reason)
         if request is None:
             return
         if engine is None:
@@ -330,6 +332,10 @@ class Trajectories:
         engine.remove(request.key)
         if abort:
             self._abort(engine, request.key, reason)
+
+    def _abort_claims(self, keys: Iterable[RequestKey], reason: Abort) -> None:
+        for key in keys:
+            self._abort(self._claims.pop(key), key, reason)
 
     # --- engines ---
 

@@ -143,8 +143,8 @@ class Trajectory:
     def bound_version(self) -> None:
         """Set the sample's lowest version: no token of it, recorded or being generated, is of a lower one."""
         versions = [self.recorded_version, self.dispatched_before]
-        versions += (branch.dispatched for branch in self.branches.values())
-        self.sample.min_version = min((version for version in versions if version is not None), default=None)
+        versions += [branch.dispatched for branch in self.branches.values()]
+        self.sample.min_version = min([version for version in versions if version is not None], default=None)
 
     def branch_of(self, request: Request) -> Branch | None:
         """Return the branch whose open turn has a request; None if the request is no longer current."""
@@ -175,27 +175,28 @@ class Trajectory:
         """
         key, prefix = (message.turn, message.branch), (message.prefix_tokens, message.prefix)
         branches.check_turn(*key)
-        named, earlier, branch = branches.described(*key), branches.before(key), self.branches.get(message.branch)
+        earlier, branch = branches.before(key), self.branches.get(message.branch)
         open_ = branch is not None and branch.request is not None and branch.request.key[1] != message.turn
         if open_ or (earlier is not None and self.wants(earlier)):
             raise ValueError(
-                f"it requests {named} before another turn is finished; a loop awaits each turn before it "
-                "requests the next one"
+                f"it requests {branches.described(*key)} before another turn is finished; a loop awaits each turn "
+                "before it requests the next one"
             )
         turn = self.turns.get(key)
         if turn is not None:
             before = self.sequence(earlier)
             same = turn.given == message.given and prefix == _prefix(len(before) // INT32, m.context_digest(before))
             if not same:
-                raise ValueError(ANOTHER_CONTEXT.format(named))
+                raise ValueError(ANOTHER_CONTEXT.format(branches.described(*key)))
             return turn
         branch = branch or self._fork(message.branch, earlier)
         if prefix != _prefix(branch.tokens, branch.digest.digest() if branch.tokens else ""):
             raise ValueError(
-                f"the context of {named} does not continue the turn before; a context is the context and the "
-                "answer of the turn before, and an observation"
+                f"the context of {branches.described(*key)} does not continue the turn before; a context is the "
+                "context and the answer of the turn before, and an observation"
             )
         if len(message.given) % INT32 or not (message.given or branch.tokens):
+            named = branches.described(*key)
             raise ValueError(f"the context of {named} is not the bytes of at least one int32 token id")
         return self.add_turn(key, message.given, branch)
 

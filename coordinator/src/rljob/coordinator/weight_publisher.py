@@ -44,6 +44,10 @@ class TrainerSession:
 class PublisherRun(Protocol):
     """The part of the run that the publisher uses."""
 
+    @property
+    def version(self) -> int:
+        """Trainer version."""
+
     def needs_weights(self, engine: EngineRecord) -> bool:
         """Whether an engine must receive the trainer's version."""
 
@@ -194,7 +198,9 @@ class WeightPublisher:
 
     def outdated_engines(self) -> list[EngineRecord]:
         """Return the engines that need the trainer's weights and have no running update."""
-        free = [e for e in self._engines.connected() if e.update is None and e.state not in ("starting", "leaving")]
+        newest = (self.lineage, self._run.version)
+        outdated = [engine for engine in self._engines.connected() if engine.serving != newest]
+        free = [e for e in outdated if e.update is None and e.state not in ("starting", "leaving")]
         return [engine for engine in free if self._run.needs_weights(engine)]
 
     def begin_update(self, engines: list[EngineRecord]) -> m.SendWeights:

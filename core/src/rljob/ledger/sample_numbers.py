@@ -6,6 +6,8 @@ later versions. The members of a group have adjacent numbers. schema.sql derives
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 MEMBER_BITS = 12
 """A group has at most 2,048 members: samplesPerPrompt and redundancy.members."""
 MEMBERS = 1 << MEMBER_BITS
@@ -24,6 +26,7 @@ def group_number(group: str) -> int:
     return -1 - (int(version) << EVALUATION_BITS | int(seq))
 
 
+@lru_cache(1 << 16)  # five writes of each sample name it
 def sample_number(sample: str) -> int:
     """Return the number of the sample with an id; ValueError: it is not the id of a sample."""
     group, _, member = sample.rpartition(".")

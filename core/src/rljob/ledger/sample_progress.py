@@ -7,11 +7,12 @@ completions, which are after the admission of the oldest open group.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from rljob.protocol.branches import TurnKey, last_turns
 
@@ -23,6 +24,8 @@ _COMPLETIONS = (
     " FROM completions c CROSS JOIN samples s ON s.number = c.sample_number"
     f" WHERE {OPEN_COMPLETIONS} AND s.completions IS NULL ORDER BY c.number"
 )
+
+_encoder = msgspec.json.Encoder()
 
 
 @dataclass
@@ -64,9 +67,13 @@ class SampleProgress:
         """The values of :data:`COLUMNS`."""
         sequences = self.sequences
         return (
-            json.dumps(self.numbers), self.prompt_tokens, self.response_tokens, sum(sequences) if sequences else None,
-            json.dumps(sequences) if len(sequences) > 1 else None, self.min_version, self.max_version, self.finish,
+            _json(self.numbers), self.prompt_tokens, self.response_tokens, sum(sequences) if sequences else None,
+            _json(sequences) if len(sequences) > 1 else None, self.min_version, self.max_version, self.finish,
         )  # fmt: skip
+
+
+def _json(numbers: list[int]) -> str:
+    return _encoder.encode(numbers).decode()
 
 
 COLUMNS = (

@@ -30,7 +30,9 @@ def child(branch: str, turn: int, number: int) -> str:
 
 def parts(branch: str) -> tuple[tuple[int, int], ...]:
     """Return (first turn, number) of a branch and of those that it comes from, oldest first: the order of branches."""
-    return tuple((int(turn), int(number)) for turn, _, number in (part.partition(".") for part in _split(branch)))
+    if not branch:
+        return ()
+    return tuple((int(turn), int(number)) for turn, _, number in (part.partition(".") for part in branch.split("/")))
 
 
 def order(key: TurnKey) -> tuple[tuple[tuple[int, int], ...], int]:
@@ -65,6 +67,8 @@ def last_turns(ends: Iterable[TurnKey]) -> list[TurnKey]:
     """Return the ends of the sequences of a sample, in order: of the last turn of each branch, those that no other
     branch continues."""
     ends = set(ends)
+    if len(ends) == 1:
+        return list(ends)
     continued = {before((first_turn(branch), branch)) for _, branch in ends}
     return sorted(ends - continued, key=order)
 
@@ -78,7 +82,7 @@ def check_turn(turn: int, branch: str) -> None:
     if turn < 0 or len(branch) > MAX_NAME or (branch and not _NAME.fullmatch(branch)):
         raise ValueError(f"it requests turn {turn} of {branch[:40]!r}, which is not the name of a branch")
     turns = [start for start, _ in parts(branch)]
-    if turns != sorted(turns) or (turns and turn < turns[-1]):
+    if turns and (turns != sorted(turns) or turn < turns[-1]):
         raise ValueError(f"it requests turn {turn} of branch {branch}, which begins with a later turn")
 
 
@@ -90,7 +94,3 @@ def described(turn: int, branch: str) -> str:
 def context_name(sample: str, branch: str) -> str:
     """Return the name of the tokens of a branch, which an agent keeps between two turns."""
     return f"{sample}@{branch}" if branch else sample
-
-
-def _split(branch: str) -> list[str]:
-    return branch.split("/") if branch else []

@@ -144,6 +144,8 @@ def credit_turns(turns: int, reward: float, turn_rewards: Sequence[float] = ()) 
     for turn, value in enumerate(turn_rewards):
         if not usable(value):
             raise ValueError(f"the reward of turn {turn} is {value}")
+    if turns == 1 and not turn_rewards:
+        return [float(reward)]
     credited = [*map(float, turn_rewards), *[0.0] * (turns - len(turn_rewards))]
     credited[-1] += reward - math.fsum(credited)
     if not add_up(credited, reward):

@@ -29,4 +29,5 @@ def decode_selection(body: bytes, samples: int) -> list[int]:
     bits = int.from_bytes(body, "little")
     if len(body) != -(-samples // 8) or bits >> samples:
         raise SelectionError(f"the body must have one bit for each of the {samples} samples of the batch")
-    return [index for index in range(samples) if body[index >> 3] >> (index & 7) & 1]
+    selected = ((8 * place, byte) for place, byte in enumerate(body) if byte)  # a rank needs few samples of a batch
+    return [first + bit for first, byte in selected for bit in range(8) if byte >> bit & 1]
