@@ -1,9 +1,10 @@
 """The run's durable state: ledger (SQLite) and payload (segments), with group commit.
 
 The event loop queues statements and records; one thread commits them: first the payload with fsync, then the ledger's
-transaction. Statements queued during a commit form the next commit, so the size of commits follows the load. External
-effects (messages, acknowledgements) are passed to :meth:`Store.then` and run after the commit of everything queued
-before them. The WAL is checkpointed by a thread of its own, by its length.
+transaction. Statements queued during a commit form the next commit, so the size of commits follows the load. Commits begin
+at least ``interval`` seconds after each other, so that events of a moderate load share them; the first after a pause waits
+for nothing. External effects (messages, acknowledgements) are passed to :meth:`Store.then` and run after the commit of
+everything queued before them. The WAL is checkpointed by a thread of its own, by its length.
 
 This module contains no SQL for particular tables: the writes are in :mod:`rljob.ledger.writer`, the queries in
 :mod:`rljob.ledger.queries`.
@@ -193,11 +194,19 @@ class Store:
         """Return committed rows. Short queries only: it runs in the event loop."""
         return self._reader.execute(statement, row).fetchall()
 
-    async def run(self) -> None:
-        """Commit until cancelled. An I/O error or a rejected statement ends this task and the coordinator."""
+    async def run(self, interval: float = 0.0) -> None:
+        """Commit until cancelled. An I/O error or a rejected statement ends this task and the coordinator.
+
+        Args:
+            interval: seconds from the beginning of a commit to that of the next one, at least.
+        """
         loop = asyncio.get_running_loop()
+        due = 0.0
         while True:
             await self._wake.wait()
+            if self._queue and loop.time() < due:
+                await asyncio.sleep(due - loop.time())
+            due = loop.time() + interval
             self._wake.clear()
             queue, self._queue = self._queue, []
             effects, self._effects = self._effects, []
