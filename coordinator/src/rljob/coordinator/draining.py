@@ -48,7 +48,7 @@ class Draining:
 
     def drains(self, engine: EngineRecord) -> bool:
         """Whether ``engine`` gets no new requests."""
-        return engine.name in self._due
+        return bool(self._due) and engine.name in self._due
 
     def drained(self, engine: EngineRecord) -> bool:
         """Whether ``engine`` is being drained and has no requests left."""

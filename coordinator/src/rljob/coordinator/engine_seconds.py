@@ -163,8 +163,8 @@ def activity_of(engine: EngineRecord, now: float) -> str:
     """Return what a registered engine does; ``now``: time of the event loop."""
     if engine.connection is None or engine.state == "starting" or engine.silent_seconds(now):
         return "dead"
+    if engine.update is None and engine.serving is not None:
+        return "generating" if engine.requests else "waiting"
     if engine.update is not None and engine.requests:  # with its acknowledgement it has resumed
         return _UNDECIDED if engine.ack is None else "generating"
-    if engine.update is not None or engine.serving is None:
-        return "paused"
-    return "generating" if engine.requests else "waiting"
+    return "paused"

@@ -11,6 +11,7 @@ from rljob.scheduling.dispatch import EngineLoad
 
 FAILURES_BEFORE_RESTART = 3
 SILENT_HEARTBEATS = 3
+SILENT_SECONDS = SILENT_HEARTBEATS * HEARTBEAT_SECONDS
 FORGOTTEN_TOGETHER = 64  # contexts that an agent drops by one message
 
 
@@ -39,7 +40,7 @@ class EngineRecord(EngineLoad):
         """Return for how long the agent has been silent, if it has missed SILENT_HEARTBEATS; else 0. ``now``: time of
         the event loop. The engine gets no requests; its connection is closed if it answers no ping either."""
         silent = now - self.connection.heard if self.connection is not None else 0.0
-        return silent if silent > SILENT_HEARTBEATS * HEARTBEAT_SECONDS else 0.0
+        return silent if silent > SILENT_SECONDS else 0.0
 
     @property
     def name(self) -> str:

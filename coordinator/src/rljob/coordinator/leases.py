@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.event_counts import EventCounts, Requeue
@@ -68,6 +69,10 @@ class Leases:
         self._last_number += 1
         return self._last_number
 
+    @cached_property
+    def _now(self) -> Callable[[], float]:
+        return asyncio.get_running_loop().time
+
     @property
     def runners(self) -> list[Connection]:
         """The connected runners."""
@@ -81,7 +86,7 @@ class Leases:
     def wait(self, trajectory: Trajectory) -> None:
         """Let a trajectory without a runner wait for one."""
         self._unleased[trajectory.sample.id] = trajectory
-        trajectory.since = asyncio.get_running_loop().time()
+        trajectory.since = self._now()
         heapq.heappush(self._waiting[trajectory.kind], (trajectory.order, trajectory.sample.id))
 
     def remove(self, trajectory: Trajectory) -> None:
@@ -131,7 +136,7 @@ class Leases:
                 self._runners[holder].remove(trajectory)
                 holder.send(m.Cancel([sample_id]))
             trajectory.runner, trajectory.lease = connection, lease
-            trajectory.since = asyncio.get_running_loop().time()
+            trajectory.since = self._now()
             leases.add(trajectory)
             self._unleased.pop(sample_id, None)
         self.assign()
@@ -154,7 +159,8 @@ class Leases:
         if not self._unleased:
             return
         for kind, waiting in self._waiting.items():
-            self._assign_kind(kind, waiting)
+            if waiting:
+                self._assign_kind(kind, waiting)
 
     def _assign_kind(self, kind: Kind, waiting: list[tuple[tuple[int, int, int], str]]) -> None:
         while waiting:
@@ -171,7 +177,7 @@ class Leases:
 
     def _lease(self, trajectory: Trajectory, runner: Connection) -> None:
         self._before_lease(trajectory)
-        trajectory.runner, trajectory.since = runner, asyncio.get_running_loop().time()
+        trajectory.runner, trajectory.since = runner, self._now()
         self._runners[runner].add(trajectory)
         turns = [turn.tokens(*key) for key, turn in trajectory.turns.items() if turn.finished]
         split = "train" if trajectory.version is None else "heldOut"

@@ -59,10 +59,11 @@ class MessageRouter:
 
     def handle(self, connection: Connection, batch: list[Any]) -> None:
         """Handle the messages of a frame."""
-        connection.heard = asyncio.get_running_loop().time()
+        connection.heard = self._run.now
+        receive = self._handlers[connection.role].receive
         with self._run.fail_run_on_error():
             for message in batch:
-                self._handlers[connection.role].receive(connection, message)
+                receive(connection, message)
 
     def lost(self, connection: Connection) -> None:
         """Handle the loss of a connection. Engines and runners get RECONNECT_SECONDS to reconnect."""

@@ -11,9 +11,10 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -47,6 +48,24 @@ log = logging.getLogger(__name__)
 
 LOST_SECONDS = 2.0
 """Time for a disconnected engine to reconnect with the version under evaluation."""
+
+
+class _FailRunOnError(AbstractContextManager[None]):
+    """See :meth:`Run.fail_run_on_error`; entered for every frame of messages."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        # a defect: the state is unknown, so the run cannot continue
+        log.error("the coordinator cannot continue", exc_info=error)
+        self._run.fail("InternalError", f"the coordinator cannot continue: {error!r}; see its log")
+        return True
 
 
 class Run:
@@ -89,6 +108,7 @@ class Run:
         self.on_finished: Callable[[], None] = self.ended.set
         """Called once the end of the run is durable; must set ``ended``, on which the status depends."""
         self._advancing = False
+        self._guard = _FailRunOnError(self)
         self._tasks = {task.name: task for task in spec.tasks}
 
     # --- the core loop ---
@@ -97,7 +117,7 @@ class Run:
         """Schedule :meth:`advance` after the events of this iteration of the event loop."""
         if not self._advancing:
             self._advancing = True
-            asyncio.get_running_loop().call_soon(self.advance)
+            self._loop.call_soon(self.advance)
 
     def advance(self) -> None:
         """Take all steps that are possible in the current state."""
@@ -122,14 +142,9 @@ class Run:
         """Whether this process does no further work on the run."""
         return self.finished or self.suspended or self.failure is not None
 
-    @contextmanager
-    def fail_run_on_error(self) -> Iterator[None]:
+    def fail_run_on_error(self) -> AbstractContextManager[None]:
         """Fail the run with a reason if the body raises, instead of leaving it stuck without one."""
-        try:
-            yield
-        except Exception as error:  # a defect: the state is unknown, so the run cannot continue
-            log.exception("the coordinator cannot continue")
-            self.fail("InternalError", f"the coordinator cannot continue: {error!r}; see its log")
+        return self._guard
 
     def _evaluate(self) -> None:
         evaluations = self.evaluations
@@ -156,9 +171,9 @@ class Run:
                 self.changed()
 
     def _admit(self) -> None:
-        started = [self.scheduler.admit() for _ in range(self.scheduler.admissible())]
-        if started:
-            self._write_admission(started)
+        admissible = self.scheduler.admissible()
+        if admissible:
+            self._write_admission([self.scheduler.admit() for _ in range(admissible)])
 
     def _write_admission(self, groups: list[Group]) -> None:
         trajectories = []
@@ -174,6 +189,9 @@ class Run:
         """Whether ``engine`` may run requests of ``kind``: it is available, has the purpose and the length, and serves
         the version."""
         pinned, min_model_length = kind
+        version = self.version if pinned is None else pinned
+        if engine.serving != (self.weights.lineage, version):
+            return False
         if not self._matches_purpose(engine, pinned is not None):
             return False
         if engine.max_model_length < min_model_length:
@@ -182,15 +200,16 @@ class Run:
             return False
         if engine.silent_seconds(self.now):
             return False
-        if pinned is None and not self.scheduler.may_generate:
-            return False
-        version = self.version if pinned is None else pinned
-        return engine.serving == (self.weights.lineage, version)
+        return pinned is not None or self.scheduler.may_generate
 
     @property
     def now(self) -> float:
         """Time of the event loop in seconds."""
-        return asyncio.get_running_loop().time()
+        return self._loop.time()
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()  # asks the system for the process id, on every call
 
     def _matches_purpose(self, engine: EngineRecord, evaluation: bool) -> bool:
         """Whether an engine runs requests of this purpose. Dedicated evaluation engines run all evaluation requests and
@@ -223,8 +242,10 @@ class Run:
 
     def _finish(self) -> None:
         steps = self.spec.training.steps
+        if self.version < steps:
+            return
         saved = steps in self.trainer.checkpoints or steps == 0
-        if self.version < steps or self.evaluations.wanted(steps) or not saved:
+        if self.evaluations.wanted(steps) or not saved:
             return
         self.end_samples(self.scheduler.finish())
         self.finished = True
@@ -393,6 +414,8 @@ class Run:
 
     def end_samples(self, ended: list[Ended]) -> None:
         """Record samples that the scheduler ended, and stop the work on them."""
+        if not ended:
+            return
         self.progress.events.ended(ended)
         for (end, reason), entries in groupby(ended, key=lambda entry: (entry.end, entry.reason)):
             samples = [entry.sample.id for entry in entries]

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.connection import Connection
@@ -63,8 +62,7 @@ class TrainerRun(Protocol):
         """Schedule the evaluation of the next steps after a change of state."""
 
 
-@dataclass(frozen=True)
-class TrainerCommand:
+class TrainerCommand(NamedTuple):
     """A command for the trainer. ``step``: of the batch or the checkpoint. ``engines``: receivers of the weights;
     without engines the trainer only reports its digest."""
 
@@ -221,9 +219,11 @@ class TrainerController:
     @property
     def awaits_new_batch(self) -> bool:
         """Whether the trainer is free for the batch of its version and that batch is not formed yet."""
-        command, version = self._next_command(), self._run.version
-        is_free = command is not None and command.kind == "train" and command.step == version
-        return is_free and not self._run.is_formed(version)
+        version = self._run.version
+        if self.session.busy or self._run.is_formed(version):
+            return False
+        command = self._next_command()
+        return command is not None and command.kind == "train" and command.step == version
 
     def _next_command(self) -> TrainerCommand | None:
         """Derive the next command from current state: replay, verify, publish, checkpoint, train."""

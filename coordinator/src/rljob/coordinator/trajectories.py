@@ -206,7 +206,7 @@ class Trajectories:
     def dispatch(self, eligible: Callable[[EngineRecord, RequestKind], bool], start_groups: bool) -> None:
         """Send queued requests to eligible engines with free slots; ``start_groups``: also of groups of training of
         which no engine had a request yet."""
-        if not len(self.queue):
+        if not self.queue:
             return
         for request, engine in self.queue.assign(self._engines.connected(), eligible, start_groups):
             trajectory = self.by_sample[request.key[0]]
@@ -293,7 +293,7 @@ class Trajectories:
             # No tokens: attribute the completion to the version that the engine serves.
             serving = engine.serving[1] if engine is not None and engine.serving is not None else branch.dispatched
             versions = [serving] if serving is not None else []
-        known = [*versions, *([] if trajectory.recorded_version is None else [trajectory.recorded_version])]
+        known = versions if trajectory.recorded_version is None else [*versions, trajectory.recorded_version]
         trajectory.recorded_version = min(known, default=None)
         branch.dispatched = trajectory.dispatched_before = None
         trajectory.bound_version()

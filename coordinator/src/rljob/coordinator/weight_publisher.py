@@ -46,7 +46,7 @@ class PublisherRun(Protocol):
 
     @property
     def version(self) -> int:
-        """Trainer version."""
+        """Trainer version of the run: batches applied."""
 
     def needs_weights(self, engine: EngineRecord) -> bool:
         """Whether an engine must receive the trainer's version."""

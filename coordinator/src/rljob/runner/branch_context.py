@@ -83,24 +83,24 @@ class BranchContext:
     async def generate(self, token_ids: bytes, max_tokens: int | None = None, stop: Sequence[str] = ()) -> TurnTokens:
         """Generate the next turn."""
         number = len(self._turns)
-        named = described(number, self.name)
+        key = (number, self.name)
         if self._generating:
+            named = described(*key)
             raise TrajectoryError(f"the loop asks for another turn while {named} is generated; await it first")
         if not isinstance(token_ids, bytes) or len(token_ids) % 4 or not token_ids:
-            raise TrajectoryError(f"the context of {named} is not the bytes of at least one int32 token id")
+            raise TrajectoryError(f"the context of {described(*key)} is not the bytes of at least one int32 token id")
         if not token_ids.startswith(self._sequence):
             raise TrajectoryError(
-                f"the context of {named} does not start with the context and the answer of turn {number - 1}; "
-                "append observations to those token ids"
+                f"the context of {described(*key)} does not start with the context and the answer of turn "
+                f"{number - 1}; append observations to those token ids"
             )
         given = token_ids[len(self._sequence) :]
-        key = (number, self.name)
         self._trajectory.stops[key] = [*stop]
         turn = self._trajectory.recorded.get(key)
         if turn is None:
             turn = await self._request_turn(key, given, max_tokens)
         elif turn.given != given:
-            raise TrajectoryError(ANOTHER_CONTEXT.format(named))
+            raise TrajectoryError(ANOTHER_CONTEXT.format(described(*key)))
         else:
             self._digest.append(given)
         self._digest.append(turn.token_ids)

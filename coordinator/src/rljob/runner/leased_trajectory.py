@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,6 +67,19 @@ class TaskRuntime:
     agent: AgentRuntime | None = None
 
 
+class _InCall(AbstractContextManager[None]):
+    """See :meth:`LeasedTrajectory.in_call`; entered for every turn."""
+
+    def __init__(self, trajectory: LeasedTrajectory) -> None:
+        self._trajectory = trajectory
+
+    def __enter__(self) -> None:
+        self._trajectory.begin_call()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._trajectory.end_call()
+
+
 class LeasedTrajectory:
     """A leased trajectory, whose loop drives it by :class:`rljob.runner.branch_context.BranchContext`.
 
@@ -105,6 +118,9 @@ class LeasedTrajectory:
         self._episode: LeasedEpisode | None = None
         self._agent: LeasedAgent | None = None
         self._calls = 0  # of the loop, in progress
+        self._in_call = _InCall(self)
+        self._loop = asyncio.get_running_loop()
+        self._stalls_at = math.inf  # time of the event loop
         self._watchdog: asyncio.TimerHandle | None = None
         self._task = asyncio.create_task(self._run())
 
@@ -132,7 +148,7 @@ class LeasedTrajectory:
     def cancel(self) -> None:
         """Cancel the loop; no result is sent."""
         self._cancelled = True
-        self._disarm()
+        self._end_watchdog()
         self._end_agent()
         self._end_calls()
         self._task.cancel()
@@ -174,7 +190,7 @@ class LeasedTrajectory:
             raise TrajectoryError("the loop asks for a turn after the end of its trajectory")
         key = (request.turn, request.branch)
         self._requests[key] = request
-        answer: asyncio.Future[GenerateResult | TurnTokens] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[GenerateResult | TurnTokens] = self._loop.create_future()
         self._answers[key] = answer
         self._send(request)
         with self.in_call():
@@ -183,16 +199,19 @@ class LeasedTrajectory:
         self._answers.pop(key, None)
         return result
 
-    @contextlib.contextmanager
-    def in_call(self) -> Iterator[None]:
+    def in_call(self) -> AbstractContextManager[None]:
         """The loop waits for an engine or a reward: the watchdog is off."""
+        return self._in_call
+
+    def begin_call(self) -> None:
+        """A call of :meth:`in_call` begins."""
         self._calls += 1
-        self._disarm()
-        try:
-            yield
-        finally:
-            self._calls -= 1
-            self._arm()
+        self._stalls_at = math.inf
+
+    def end_call(self) -> None:
+        """A call of :meth:`in_call` ends."""
+        self._calls -= 1
+        self._arm()
 
     # --- private ----------------------------------------------------------------------------------------------------
 
@@ -203,16 +222,25 @@ class LeasedTrajectory:
             raise TrajectoryError(str(error)) from error
 
     def _arm(self) -> None:
+        """Give the loop stall_seconds until its next call. A timer that is set stays: most calls end long before."""
         if not (self._calls or self._cancelled or self.finished):
-            self._disarm()
-            self._watchdog = asyncio.get_running_loop().call_later(self.runtime.stall_seconds, self._stall)
+            self._stalls_at = self._loop.time() + self.runtime.stall_seconds
+            if self._watchdog is None:
+                self._watchdog = self._loop.call_at(self._stalls_at, self._check_stall)
 
-    def _disarm(self) -> None:
+    def _end_watchdog(self) -> None:
         if self._watchdog is not None:
             self._watchdog.cancel()
+            self._watchdog = None
 
-    def _stall(self) -> None:
+    def _check_stall(self) -> None:
         """Fail the sample of a loop that hangs. Its task may ignore the cancellation, so nothing waits for it."""
+        self._watchdog = None
+        if self._stalls_at == math.inf:
+            return
+        if self._loop.time() < self._stalls_at:
+            self._watchdog = self._loop.call_at(self._stalls_at, self._check_stall)
+            return
         seconds = self.runtime.stall_seconds
         self._fail(f"its loop made no call for {seconds:g} s; raise failurePolicy.stallSeconds, or correct the loop")
         self._task.cancel()
@@ -320,7 +348,7 @@ class LeasedTrajectory:
         self._finish(TrajectoryFailed(self.leased.sample, text, self.leased.attempt, self.leased.lease))
 
     def _finish(self, result: TrajectoryScored | TrajectoryFailed) -> None:
-        self._disarm()
+        self._end_watchdog()
         self._end_agent()
         if self.finished:
             return

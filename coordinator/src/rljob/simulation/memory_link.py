@@ -56,13 +56,14 @@ class _Direction:
     def __init__(self, deliver: Deliver, traffic: Traffic) -> None:
         self._deliver = deliver
         self._traffic = traffic
+        self._loop = asyncio.get_running_loop()
         self._outbox: list[Any] = []
         self._due = 0.0  # time of the event loop at which the last delayed frame arrives
         self._drops = 0
 
     def send(self, message: Any) -> None:
         if not self._outbox:
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._loop.call_soon(self._flush)
         self._outbox.append(message)
 
     def drop(self) -> None:
@@ -77,10 +78,9 @@ class _Direction:
         if self._traffic.disturb is None:
             self._deliver(frame)
             return
-        loop = asyncio.get_running_loop()
         seconds, frame = self._traffic.disturb(frame)
-        self._due = max(self._due + AFTER_THE_LAST, loop.time() + seconds)
-        loop.call_at(self._due, self._arrive, self._drops, frame)
+        self._due = max(self._due + AFTER_THE_LAST, self._loop.time() + seconds)
+        self._loop.call_at(self._due, self._arrive, self._drops, frame)
 
     def _arrive(self, drops: int, frame: list[Any]) -> None:
         if drops == self._drops:

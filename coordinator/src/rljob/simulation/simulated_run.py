@@ -111,11 +111,14 @@ class _Record:
             self._other.trained(batch, start, end)
 
 
+ONE_TOKEN_PROMPT = Prompt({}, "", ONE_TOKEN)
+
+
 class _OneTokenPrompts:
     """Prompts of one token."""
 
     async def prompt(self, task: str, split: str, row: int) -> Prompt:
-        return Prompt({}, "", ONE_TOKEN)
+        return ONE_TOKEN_PROMPT
 
 
 class _OneTokenCodec:

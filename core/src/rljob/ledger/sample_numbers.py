@@ -11,6 +11,8 @@ from functools import lru_cache
 MEMBER_BITS = 12
 """A group has at most 2,048 members: samplesPerPrompt and redundancy.members."""
 MEMBERS = 1 << MEMBER_BITS
+RECENT_SAMPLES = 1 << 15
+"""Samples whose numbers are kept: each is needed several times between admission and training."""
 EVALUATION_BITS = 28
 """Groups of one evaluation: problems of all its tasks."""
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1  # of SQLite's integers
@@ -26,7 +28,7 @@ def group_number(group: str) -> int:
     return -1 - (int(version) << EVALUATION_BITS | int(seq))
 
 
-@lru_cache(1 << 16)  # five writes of each sample name it
+@lru_cache(RECENT_SAMPLES)
 def sample_number(sample: str) -> int:
     """Return the number of the sample with an id; ValueError: it is not the id of a sample."""
     group, _, member = sample.rpartition(".")

@@ -89,6 +89,8 @@ def sequence_lengths(ends: Mapping[str, tuple[int, int]]) -> list[int]:
     Args:
         ends: branch → its last turn, and the tokens after it.
     """
+    if len(ends) == 1:
+        return [tokens for _, tokens in ends.values()]
     last = last_turns((turn, branch) for branch, (turn, _) in ends.items())
     return [ends[branch][1] for _, branch in last]
 

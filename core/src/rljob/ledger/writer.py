@@ -106,8 +106,8 @@ class LedgerWriter(Store):
         self.execute_each("UPDATE groups SET dispatched = ? WHERE number = ?", version, group_number(group))
 
     def record_dispatch_again(self, sample: str, version: int) -> None:
-        """Record that an engine serving ``version`` gets a request of a sample after :meth:`discard_generation`. It must
-        not be executed after the score of the sample, so it is not joined with others."""
+        """Record that an engine serving ``version`` gets a request of a sample after :meth:`discard_generation`. It
+        must not be executed after the score of the sample, so it is not joined with others."""
         self.execute("UPDATE samples SET dispatched = ? WHERE number = ?", version, sample_number(sample))
 
     def record_completion(
@@ -138,7 +138,7 @@ class LedgerWriter(Store):
         )  # fmt: skip
 
         def insert(at: Location) -> tuple[str, tuple[object, ...]]:
-            return f"INSERT INTO completions VALUES (?{',?' * 14})", (*row, at.segment, at.offset, at.length)
+            return _COMPLETION, (*row, at.segment, at.offset, at.length)
 
         self.record(payload, insert, digest)
         progress = self.progress.setdefault(number, SampleProgress())
@@ -332,6 +332,7 @@ def _transition(state: State, *columns: str, where: str = "number = ?") -> str:
     )
 
 
+_COMPLETION = f"INSERT INTO completions VALUES (?{',?' * 14})"
 _SCORE = ("reward", "turn_rewards", "metrics", *COLUMNS, "dispatched", "text_segment", "text_position", "text_length")
 _GENERATED = f"UPDATE samples SET {', '.join(f'{column} = ?' for column in COLUMNS)} WHERE number = ?"
 _CLOSE = (

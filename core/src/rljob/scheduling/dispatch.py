@@ -86,11 +86,15 @@ class EngineLoad:
     max_model_length: int  # tokens
     requests: dict[RequestKey, Request] = field(default_factory=dict)
     tokens: int = 0
+    capacity: int = field(init=False)  # requests that the engine runs or holds
+
+    def __post_init__(self) -> None:
+        self.capacity = self.max_concurrency + max(4, self.max_concurrency // 4)
 
     @property
     def free_slots(self) -> int:
         """How many more requests the engine accepts now, to run or to hold."""
-        return self.max_concurrency + max(4, self.max_concurrency // 4) - len(self.requests)
+        return self.capacity - len(self.requests)
 
     @property
     def busy(self) -> bool:
@@ -186,10 +190,11 @@ class RequestQueue:
         if not self._live:
             return
         present = {engine.instance: engine for engine in engines}
+        with_room = [engine for engine in present.values() if len(engine.requests) < engine.capacity]
         able = _Eligibility(present, eligible)
-        ranked = [(engine.rank, engine) for engine in present.values() if engine.free_slots > 0]
+        ranked = [(engine.rank, engine) for engine in with_room]
         heapq.heapify(ranked)
-        free = sum(max(0, engine.max_concurrency - len(engine.requests)) for _, engine in ranked)
+        free = sum(max(0, engine.max_concurrency - len(engine.requests)) for engine in with_room)
         while ranked and self._live:
             rank, engine = heapq.heappop(ranked)
             if rank != engine.rank:  # it got a request as the home of one
