@@ -33,10 +33,19 @@ def target(value: float, comparison: str, bound: float) -> dict[str, Any]:
 
 def report(name: str, figures: dict[str, Any], targets: dict[str, Any], keep: bool) -> None:
     """Print the object; with ``keep`` also write it to benchmarks/results/NAME.json."""
-    text = json.dumps({"benchmark": name, "figures": figures, "targets": targets, "cpu": cpu()}, indent=2)
     if keep:
-        Path(__file__).with_name("results").joinpath(f"{name}.json").write_text(text + "\n")
-    sys.stdout.write(text + "\n")
+        save(name, figures, targets)
+    sys.stdout.write(_text(name, figures, targets) + "\n")
+
+
+def save(name: str, figures: dict[str, Any], targets: dict[str, Any]) -> None:
+    """Write the object to benchmarks/results/NAME.json."""
+    path = Path(__file__).with_name("results") / f"{name}.json"
+    path.write_text(_text(name, figures, targets) + "\n")
+
+
+def _text(name: str, figures: dict[str, Any], targets: dict[str, Any]) -> str:
+    return json.dumps({"benchmark": name, "figures": figures, "targets": targets, "cpu": cpu()}, indent=2)
 
 
 def cpu() -> str:

@@ -219,7 +219,7 @@ class Run:
     def _form_batch_if_due(self) -> None:
         """Form the batch of the current version if the trainer is free and the scheduler has the groups. The trainer
         receives it from the ledger once it is durable."""
-        if not self.trainer.awaits_new_batch:
+        if self.scheduler.lacks_groups or not self.trainer.awaits_new_batch:
             return
         formed = self.scheduler.form_batch()
         self.end_samples(formed.ended)

@@ -124,7 +124,8 @@ class VirtualLoop(base_events.BaseEventLoop):
                 heapq.heappop(timers)
             if not timers:
                 raise StandstillError("nothing is left to happen, and the program waits")
-            self._now = max(self._now, timers[0][0])
+            if timers[0][0] > self._now:  # it is less if the time was changed
+                self._now = timers[0][0]
         end = self._now + TIME_RESOLUTION
         while timers and timers[0][0] < end:
             ready.append(heapq.heappop(timers)[2])

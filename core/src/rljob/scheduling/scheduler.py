@@ -251,6 +251,11 @@ class Scheduler:
 
     # --- batches ---
 
+    @property
+    def lacks_groups(self) -> bool:
+        """Whether there are too few groups for a batch."""
+        return self._complete + self._sufficient < self.settings.groups_per_batch
+
     def form_batch(self) -> FormedBatch:
         """Form the batch of step ``version`` if it is due.
 
@@ -261,8 +266,7 @@ class Scheduler:
         batch waits for it.
         """
         s, step = self.settings, self.version
-        available = self._complete + self._sufficient
-        if step >= s.steps or step in self.batches or available < s.groups_per_batch or self._is_held():
+        if self.lacks_groups or step >= s.steps or step in self.batches or self._is_held():
             return FormedBatch([], [], [])  # called after every event: the common case must be cheap
         ended: list[Ended] = []
         replaced: list[Group] = []
