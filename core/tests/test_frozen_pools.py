@@ -106,11 +106,14 @@ def test_a_frozen_pool_has_a_service_and_a_token_of_its_own(judged: dict[str, An
     judged["spec"]["rollouts"][1]["replicas"] = {"min": 2, "max": 3}
     found = roles(judged)
     role, usual = found["rollout-judge"], found["rollout-main"]
-    [service] = [each for each in role.objects if each["kind"] == "Service"]
-    assert service["metadata"]["name"] == "sums-rollout-judge"
+    one, each_engine = [each for each in role.objects if each["kind"] == "Service"]
+    assert one["metadata"]["name"] == "sums-rollout-judge" and "clusterIP" not in one["spec"]
+    assert each_engine["metadata"]["name"] == "sums-replicas-rollout-judge", "for the runner, which balances"
+    assert each_engine["spec"]["clusterIP"] == "None", "its name has the address of each engine"
     labels = {"rljob.dev/job": "sums", "rljob.dev/role": "rollout-judge"}
-    assert service["spec"]["selector"] == labels, "engines of both Deployments"
-    assert service["spec"]["ports"][0]["port"] == 8080
+    for service in (one, each_engine):
+        assert service["spec"]["selector"] == labels, "engines of both Deployments"
+        assert service["spec"]["ports"][0]["port"] == service["spec"]["ports"][0]["targetPort"] == 8080
     assert {each["kind"] for each in usual.objects} == {"Deployment", "PodDisruptionBudget"}
     assert role.desired == 2 and main_of(role)["command"] == main_of(usual)["command"]
     assert main_of(role)["image"] == main_of(usual)["image"]
@@ -126,7 +129,24 @@ def test_rewards_get_the_address_and_the_token_of_frozen_pools(judged: dict[str,
         assert urls == {"judge": ["http://sums-rollout-judge.default.svc.cluster.local:8080"]}
         assert variables(found[name])["RLJOB_POOL_TOKEN_FILE"] == "/etc/rljob/token/pool-token"
         assert secrets_of(found[name]) == ["reward", "pool"]
-    assert "RLJOB_POOL_URLS" not in variables(found["runner"])
+
+
+def test_the_runner_gets_the_engines_and_the_token_of_frozen_pools_for_loops(judged: dict[str, Any]) -> None:
+    runner = roles(judged)["runner"]
+    urls = json.loads(variables(runner)["RLJOB_POOL_URLS"])
+    assert urls == {"judge": ["http://sums-replicas-rollout-judge.default.svc.cluster.local:8080"]}
+    assert variables(runner)["RLJOB_POOL_TOKEN_FILE"] == "/etc/rljob/token/pool-token"
+    assert secrets_of(runner) == ["runner", "reward", "pool"]
+
+
+def test_runners_may_connect_to_frozen_pools_also_if_egress_is_listed(judged: dict[str, Any]) -> None:
+    judged["spec"]["network"] = {"egress": {"policy": "Listed", "to": []}}
+    policies = [each for each in roles(judged)["network"].objects if each["kind"] == "NetworkPolicy"]
+    [pods] = [each["spec"] for each in policies if each["metadata"]["name"] == "sums-network-pods"]
+    own = {"podSelector": {"matchLabels": {"rljob.dev/job": "sums"}}}
+    assert pods["podSelector"] == own["podSelector"], "runner and engines"
+    assert own in pods["ingress"][0]["from"] and "ports" not in pods["ingress"][0]
+    assert own in pods["egress"][0]["to"] and "ports" not in pods["egress"][0]
 
 
 def test_without_a_frozen_pool_nothing_changes(manifest: dict[str, Any]) -> None:

@@ -81,12 +81,16 @@ def components(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
     def listen(name: str) -> str:
         return f"{HOST}:{here.ports[name]}"
 
+    for_pools: dict[str, str] = {}  # of components that ask frozen pools
+    if pools := job.spec.frozen_pools:
+        addresses = {pool.name: [f"http://{listen(each)}" for each in engine_names(pool)] for pool in pools}
+        for_pools = {"RLJOB_POOL_URLS": json.dumps(addresses), "RLJOB_POOL_TOKEN": here.tokens["pool"]}
+
     def service_component(kind: str, service: Reward | Environment) -> ProcessCommand:
         name = f"{kind}-{service.name}"
         own = {"RLJOB_NAME": service.name, "RLJOB_LISTEN": listen(name), "RLJOB_TOKEN": here.tokens[kind]}
-        if kind == "reward" and (pools := job.spec.frozen_pools):
-            addresses = {pool.name: [f"http://{listen(each)}" for each in engine_names(pool)] for pool in pools}
-            own |= {"RLJOB_POOL_URLS": json.dumps(addresses), "RLJOB_POOL_TOKEN": here.tokens["pool"]}
+        if kind == "reward":
+            own |= for_pools
         if service.local is None:
             return component(name, ["-m", SERVICES[kind]], service, **own)
         return ProcessCommand(
@@ -128,6 +132,7 @@ def components(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
                 RLJOB_REWARD_TOKEN=here.tokens["reward"],
                 RLJOB_REWARD_URLS=urls("reward", job.spec.rewards),
                 **for_environments,
+                **for_pools,
             )
             for i in range(job.spec.runner.replicas.min)
         ),

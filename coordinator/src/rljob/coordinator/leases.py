@@ -183,6 +183,7 @@ class Leases:
         split = "train" if trajectory.version is None else "heldOut"
         trajectory.lease = self.next_number()
         lease = m.LeaseTrajectory(
-            trajectory.sample.id, trajectory.task, trajectory.row, split, turns, trajectory.attempts, trajectory.lease
-        )
+            trajectory.sample.id, trajectory.task, trajectory.row, split, turns, trajectory.attempts, trajectory.lease,
+            [*trajectory.answers.values()],
+        )  # fmt: skip
         self._ledger.then(lambda: runner.send(lease))

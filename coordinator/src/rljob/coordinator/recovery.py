@@ -138,4 +138,6 @@ def _trajectory(ledger: LedgerWriter, sample: Sample, row: SampleRecord, version
         turn.token_ids += record.token_ids
         turn.finish = record.finish
         turn.completions += 1
+    for answer in queries.answers(ledger, sample.id, row.attempt):
+        result.answers[answer.branch, answer.question, answer.number] = answer
     return result

@@ -24,6 +24,8 @@ class RunnerMessages:
                 self._register(connection, message)
             case m.GenerateRequest():
                 self._generate_request(connection, message)
+            case m.PoolAnswered():
+                self._pool_answered(connection, message)
             case m.TrajectoryScored():
                 self._scored(connection, message)
             case m.TrajectoryFailed():
@@ -61,6 +63,13 @@ class RunnerMessages:
         trajectories = self._run.trajectories
         try:
             trajectories.request_generation(message, connection)
+        except ValueError as error:
+            self._run.outcomes.failed(trajectories.by_sample[message.sample], str(error), "protocol")
+
+    def _pool_answered(self, connection: Connection, message: m.PoolAnswered) -> None:
+        trajectories = self._run.trajectories
+        try:
+            trajectories.store_answer(message, connection)
         except ValueError as error:
             self._run.outcomes.failed(trajectories.by_sample[message.sample], str(error), "protocol")
 

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.05
 
-FromLease: TypeAlias = m.GenerateRequest | m.TrajectoryScored | m.TrajectoryFailed
+FromLease: TypeAlias = m.GenerateRequest | m.PoolAnswered | m.TrajectoryScored | m.TrajectoryFailed
 """Messages of the runner that holds a lease."""
 
 
@@ -157,7 +157,31 @@ class Trajectories:
         """The connected runners."""
         return self._leases.runners
 
+    def _current_or_cancelled(self, message: FromLease, runner: Connection) -> Trajectory | None:
+        """Return :meth:`current`; if ``runner`` does not hold the sample, have it drop it."""
+        trajectory, known = self.current(message, runner), self.by_sample.get(message.sample)
+        if trajectory is None and (known is None or known.runner is not runner):
+            runner.send(m.Cancel([message.sample]))  # else the message crossed a new lease to the runner
+        return trajectory
+
     # --- generation ---
+
+    def store_answer(self, message: m.PoolAnswered, runner: Connection) -> None:
+        """Record the answer of a frozen pool, unless one with its key is recorded; send the one that counts once it is
+        durable.
+
+        Raises:
+            ValueError: it is malformed.
+        """
+        trajectory = self._current_or_cancelled(message, runner)
+        if trajectory is None:
+            return
+        answer, new = trajectory.answer_of(message)
+        if new:
+            self._ledger.record_answer(message.sample, trajectory.attempts, answer)
+            trajectory.since = self._now()
+        stored = m.PoolAnswerStored(message.sample, answer)
+        self._ledger.then(lambda: runner.send(stored))
 
     def request_generation(self, message: m.GenerateRequest, runner: Connection) -> None:
         """Handle a runner's request for the tokens of a turn; recorded tokens answer a repeated request.
@@ -165,11 +189,8 @@ class Trajectories:
         Raises:
             ValueError: as :meth:`Trajectory.turn_of`.
         """
-        trajectory = self.current(message, runner)
+        trajectory = self._current_or_cancelled(message, runner)
         if trajectory is None:
-            known = self.by_sample.get(message.sample)
-            if known is None or known.runner is not runner:  # else the message crossed a new lease to the runner
-                runner.send(m.Cancel([message.sample]))
             return
         turn = trajectory.turn_of(message)
         if not turn.finished:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.engines import EngineRecord
@@ -18,6 +19,11 @@ from rljob.scheduling.groups import Sample
 ANOTHER_CONTEXT = (
     "{} was generated from another context than it has now; a loop that runs again must make the same calls"
 )
+
+
+MOST_EQUAL_QUESTIONS = 1 << 20
+AnswerKey: TypeAlias = tuple[str, str, int]
+"""Branch, question and number of a PoolAnswer."""
 
 
 @dataclass(eq=False, slots=True)
@@ -108,6 +114,7 @@ class Trajectory:
     lease: int = 0  # number of the newest lease; 0: none yet, or none since the coordinator started
     turns: dict[TurnKey, Turn] = field(default_factory=dict)  # after those that they continue
     branches: dict[str, Branch] = field(default_factory=dict)  # with a turn
+    answers: dict[AnswerKey, m.PoolAnswer] = field(default_factory=dict)  # of frozen pools
     returns: int = 0  # how often engines failed to run its requests
     recorded_version: int | None = None  # lowest version of a recorded token
     dispatched_before: int | None = None  # that of the ledger when the coordinator started; None after a completion
@@ -136,9 +143,9 @@ class Trajectory:
 
     @property
     def generated(self) -> bool:
-        """Whether an engine got a request."""
+        """Whether an engine got a request, or a frozen pool answered a question."""
         held = any(branch.dispatched is not None for branch in self.branches.values())
-        return bool(self.turns) or held or self.dispatched_before is not None
+        return bool(self.turns or self.answers) or held or self.dispatched_before is not None
 
     def bound_version(self) -> None:
         """Set the sample's lowest version: no token of it, recorded or being generated, is of a lower one."""
@@ -200,6 +207,22 @@ class Trajectory:
             raise ValueError(f"the context of {named} is not the bytes of at least one int32 token id")
         return self.add_turn(key, message.given, branch)
 
+    def answer_of(self, message: m.PoolAnswered) -> tuple[m.PoolAnswer, bool]:
+        """Return the answer of a frozen pool that counts, and whether it is new.
+
+        Raises:
+            ValueError: the answer is malformed.
+        """
+        answer = message.answer
+        branches.check_turn(answer.turn, answer.branch)
+        if answer.finish not in ("stop", "length") or not 0 <= answer.number < MOST_EQUAL_QUESTIONS:
+            raise ValueError(
+                f"the answer of pool {answer.pool} has finish {answer.finish!r} and number {answer.number}"
+            )
+        key = (answer.branch, answer.question, answer.number)
+        new = key not in self.answers
+        return self.answers.setdefault(key, answer), new
+
     def add_turn(self, key: TurnKey, given: bytes, branch: Branch | None = None) -> Turn:
         """Add and return a turn that the model has not begun. ``branch``: that of the turn, if it is not here yet."""
         branch = branch or self.branches.get(key[1]) or self._fork(key[1], branches.before(key))
@@ -245,8 +268,9 @@ class Trajectory:
         return m.Generate(request_id, added, sampling, kept_tokens, branch.digest.digest())
 
     def discard(self, attempts: int) -> None:
-        """Discard all turns; ``attempts``: the first attempt that counts from now on."""
+        """Discard all turns and answers; ``attempts``: the first attempt that counts from now on."""
         self.forget_contexts()
+        self.answers.clear()
         self.attempts, self.dispatched_before, self.recorded_version = attempts, None, None
         self.turns.clear()
         self.branches.clear()

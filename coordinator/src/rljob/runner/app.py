@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 
@@ -24,6 +24,8 @@ from rljob.runner.environment_client import EnvironmentClient
 from rljob.runner.group_filter import FilterFunction
 from rljob.runner.leased_episode import EnvironmentRuntime
 from rljob.runner.leased_trajectory import TaskRuntime
+from rljob.runner.pools.leased_questions import PoolRuntime
+from rljob.runner.pools.pool_client import PoolClient
 from rljob.runner.prompts import PromptCache
 from rljob.runner.reward_routing import scorer_of
 from rljob.runner.scoring import RewardClient
@@ -39,6 +41,8 @@ async def serve(
     reward_token: str = "",
     environment_urls: Mapping[str, str] = MappingProxyType({}),
     environment_token: str = "",
+    pool_urls: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    pool_token: str = "",
 ) -> None:
     """Run until SIGTERM or SIGINT.
 
@@ -48,14 +52,17 @@ async def serve(
         reward_token: token of the rewards that rljob starts; rewards with a ``url`` do not get it.
         environment_urls: environment → address of its service.
         environment_token: as for rewards.
+        pool_urls: frozen pool → addresses of its engines.
+        pool_token: token of these engines.
 
     Raises:
         RefusedError: the coordinator rejects this runner permanently.
-        ValueError: a reward or an environment has no address.
+        ValueError: a reward, an environment or a frozen pool has no address.
     """
     environment, spec = prepared.environment, prepared.environment.job.spec
     _check_addresses("RLJOB_REWARD_URLS: reward", [reward.name for reward in spec.rewards], reward_urls)
     _check_addresses("RLJOB_ENVIRONMENT_URLS: environment", [e.name for e in spec.environments], environment_urls)
+    _check_addresses("RLJOB_POOL_URLS: pool", [pool.name for pool in spec.frozen_pools], pool_urls)
     prompts = PromptCache(prepared.sources, prepared.maker, spec.failure_policy.stall_seconds)
     async with service_session() as session, _agent_endpoint(prepared) as endpoint:
         rewards = {
@@ -68,11 +75,16 @@ async def serve(
             )
             for entry in spec.environments
         }
+        stall_seconds = spec.failure_policy.stall_seconds
+        pools = {
+            pool.name: PoolClient(pool, pool_urls[pool.name], session, pool_token, stall_seconds)
+            for pool in spec.frozen_pools
+        }
         held_out = {name: source.size("heldOut") for name, source in prepared.sources.items()}
         runner = RunnerDriver(
             f"runner-{os.getpid()}-{uuid.uuid4().hex[:8]}",
             lambda register: CoordinatorLink(environment.coordinator, "runner", environment.token, ToRunner, register),
-            _task_runtimes(prepared, rewards, environments, endpoint),
+            _task_runtimes(prepared, rewards, environments, endpoint, pools),
             prompts,
             prepared.codec,
             {name: size for name, size in held_out.items() if size is not None},
@@ -90,10 +102,11 @@ async def serve(
                 task.cancel()
             await asyncio.gather(*(client.close() for client in rewards.values()))
             await asyncio.gather(*(client.close() for client in environments.values()))
+            await asyncio.gather(*(client.close() for client in pools.values()))
             prompts.close()
 
 
-def _check_addresses(what: str, names: Iterable[str], urls: Mapping[str, str]) -> None:
+def _check_addresses(what: str, names: Iterable[str], urls: Mapping[str, object]) -> None:
     for name in names:
         if name not in urls:
             raise ValueError(f"{what} {name!r} has no address; add one")
@@ -129,8 +142,10 @@ def _task_runtimes(
     rewards: Mapping[str, RewardClient],
     environments: Mapping[str, EnvironmentClient],
     endpoint: AgentEndpoint | None,
+    pools: Mapping[str, PoolClient],
 ) -> dict[str, TaskRuntime]:
     spec = prepared.environment.job.spec
+    of_policy = [pool.name for pool in spec.policy_pools]
     length = model_length(spec)
     evaluated_at = spec.evaluation.temperature if spec.evaluation is not None else None
     return {
@@ -143,6 +158,7 @@ def _task_runtimes(
             spec.failure_policy.stall_seconds,
             _environment_runtime(prepared, task, environments),
             _agent_runtime(prepared, task, endpoint),
+            PoolRuntime(pools, of_policy, spec.seed),
         )
         for task in spec.tasks
     }

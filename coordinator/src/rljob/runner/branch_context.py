@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from rljob.protocol.branches import MAX_NAME, ROOT, TurnKey, child, described
 from rljob.protocol.contexts import GrowingDigest
-from rljob.protocol.messages import GenerateRequest, TurnTokens
+from rljob.protocol.messages import GenerateRequest, PoolAnswer, TurnTokens
 from rljob.protocol.score_messages import Score, ScoreItem, ScoreTurn, usable
 from rljob.runner.context import TrajectoryError
 from rljob.runner.cut_answer import answer_text
 from rljob.runner.leased_episode import LeasedEpisode
+from rljob.runner.prompt_content import Messages
 from rljob.runner.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -108,6 +109,21 @@ class BranchContext:
         self._turns.append(turn)
         self._trajectory.add(turn)
         return turn
+
+    async def ask(
+        self,
+        pool: str,
+        content: str | Messages,
+        max_tokens: int | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        timeout_seconds: float | None = None,
+    ) -> PoolAnswer:
+        """Ask a frozen pool."""
+        where = (self.name, len(self._turns))
+        sampling = (max_tokens, temperature, top_p, stop)
+        return await self._trajectory.questions.ask(*where, pool, content, *sampling, timeout_seconds)
 
     def encode(self, text: str) -> bytes:
         """Return the token ids of an observation."""

@@ -24,9 +24,13 @@ can try several continuations. Each context has one turn at a time; several cont
 
 The sample has one reward. Each token that the model wrote is trained once, under the context of its own branch.
 
-If a runner dies, the loop runs again in another runner, and turns that were generated before are replayed from the
-ledger. A loop must therefore make the same calls again: it depends on its context alone, not on a clock, on unseeded
-random numbers or on which of its branches is faster. An exception of a loop fails its sample, not the run.
+:meth:`Context.ask` asks a frozen pool of the job, for example a teacher. Its answer is text, which the loop can encode
+into the next context: it is an observation, and not trained.
+
+If a runner dies, the loop runs again in another runner. Turns that were generated before, and answers of frozen pools,
+are replayed from the ledger. A loop must therefore make the same calls again: it depends on its context alone, not on a
+clock, on unseeded random numbers or on which of its branches is faster. An exception of a loop fails its sample, not
+the run.
 """
 
 from __future__ import annotations
@@ -37,8 +41,9 @@ from typing import Protocol
 
 from rljob.api.tasks import TaskEnvironment
 from rljob.protocol.episode_messages import Observation
-from rljob.protocol.messages import TurnTokens
+from rljob.protocol.messages import PoolAnswer, TurnTokens
 from rljob.protocol.score_messages import Score
+from rljob.runner.prompt_content import Messages
 from rljob.runner.prompts import Prompt
 
 
@@ -154,6 +159,41 @@ class Context(Protocol):
         Raises:
             TrajectoryError: the context does not start with the previous turn, it leaves no room for an answer, or the
                 turn was generated from another context before the runner died.
+        """
+
+    async def ask(
+        self,
+        pool: str,
+        content: str | Messages,
+        max_tokens: int | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        timeout_seconds: float | None = None,
+    ) -> PoolAnswer:
+        """Ask a frozen pool: an entry of spec.rollouts whose model is not policy. Several questions can be open at the
+        same time, also while a turn is generated.
+
+        The answer is recorded before this method returns it. If the loop runs again, equal arguments in the same branch
+        give the recorded answer, without a request. If they occur several times, each call has an answer of its own.
+
+        Args:
+            pool: name of the pool.
+            content: messages of a chat (``[{"role": "user", "content": …}]``), or a text that the model continues.
+            max_tokens: of the answer, by the pool's tokenizer; None: the task's sampling.maxTokens.
+            temperature: of the sampling; 0: greedy.
+            top_p: of the sampling.
+            stop: strings that end the answer; they are not part of it.
+            timeout_seconds: limit of an engine's work on the question; None: that of failurePolicy.stallSeconds. It is
+                no part of what must be equal.
+
+        Returns:
+            The answer: ``text``, and ``finish``: stop (the model ended it) | length (it reached ``max_tokens``).
+
+        Raises:
+            TrajectoryError: the pool does not exist or serves the policy, an engine refuses the question, engines
+                failed on it three times, or no engine of the pool has answered for failurePolicy.stallSeconds (for an
+                hour, if none has answered at all). It is not recorded: a loop that runs again asks again.
         """
 
     def encode(self, text: str) -> bytes:

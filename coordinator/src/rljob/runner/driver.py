@@ -14,6 +14,7 @@ from rljob.protocol.messages import (
     FilterGroup,
     GenerateResult,
     LeaseTrajectory,
+    PoolAnswerStored,
     RegisterRunner,
     TrajectoryFailed,
 )
@@ -73,6 +74,9 @@ class RunnerDriver:
                 case GenerateResult():
                     if message.sample in self._trajectories:
                         self._trajectories[message.sample].receive(message)
+                case PoolAnswerStored(sample=sample, answer=answer):
+                    if sample in self._trajectories:
+                        self._trajectories[sample].questions.receive(answer)
                 case AckTrajectories(samples=samples):
                     for sample in samples:
                         self._acknowledge(sample)
@@ -111,6 +115,8 @@ class RunnerDriver:
         if known is not None:
             for turn in lease.turns:
                 known.receive(turn)
+            for answer in lease.answers:
+                known.questions.receive(answer)
             if known.finished:
                 for result in known.pending:
                     self._link.send(result)

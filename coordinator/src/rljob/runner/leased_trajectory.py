@@ -19,6 +19,7 @@ from rljob.protocol.messages import (
     GenerateRequest,
     GenerateResult,
     LeaseTrajectory,
+    PoolAnswered,
     TrajectoryFailed,
     TrajectoryScored,
     TurnTokens,
@@ -31,6 +32,7 @@ from rljob.runner.branch_context import BranchContext
 from rljob.runner.context import TrajectoryError
 from rljob.runner.leased_episode import EnvironmentRuntime, LeasedEpisode
 from rljob.runner.loops import Loop
+from rljob.runner.pools.leased_questions import LeasedQuestions, PoolRuntime
 from rljob.runner.prompts import Prompt, PromptSource
 from rljob.runner.reward_routing import SampleScorer
 
@@ -65,6 +67,7 @@ class TaskRuntime:
     stall_seconds: float  # a loop that makes no call of its context for this long has failed
     environment: EnvironmentRuntime | None = None
     agent: AgentRuntime | None = None
+    pools: PoolRuntime = PoolRuntime()
 
 
 class _InCall(AbstractContextManager[None]):
@@ -106,6 +109,7 @@ class LeasedTrajectory:
         self.credits: dict[TurnKey, float] = {}  # reward of each turn from the loop
         self.stops: dict[TurnKey, list[str]] = {}  # stop strings of the loop's calls, beside those of the task
         self.scores: list[tuple[Score, str]] = []  # from the task's reward, each with the branch that was scored
+        self.questions = LeasedQuestions(runtime.pools, lease, runtime.task.sampling.max_tokens, send, self.in_call)
         self._prompts = prompts
         self._send = send
         self._turns: dict[TurnKey, TurnTokens] = {}  # that this run of the loop has received
@@ -130,9 +134,9 @@ class LeasedTrajectory:
         return self.leased.lease
 
     @property
-    def pending(self) -> list[GenerateRequest | TrajectoryScored | TrajectoryFailed]:
+    def pending(self) -> list[GenerateRequest | PoolAnswered | TrajectoryScored | TrajectoryFailed]:
         """The messages to send again after a reconnect."""
-        return [*self._requests.values()] if self._result is None else [self._result]
+        return [*self.questions.pending, *self._requests.values()] if self._result is None else [self._result]
 
     @property
     def finished(self) -> bool:
@@ -200,7 +204,7 @@ class LeasedTrajectory:
         return result
 
     def in_call(self) -> AbstractContextManager[None]:
-        """The loop waits for an engine or a reward: the watchdog is off."""
+        """The loop waits for an engine, a frozen pool or a reward: the watchdog is off."""
         return self._in_call
 
     def begin_call(self) -> None:
@@ -277,6 +281,7 @@ class LeasedTrajectory:
 
     def _end_calls(self) -> None:
         """Cancel the calls of tasks that the loop left behind."""
+        self.questions.end()
         self._requests.clear()
         for answer in self._answers.values():
             answer.cancel()

@@ -33,6 +33,8 @@ def main() -> None:
     from rljob.protocol.environment import (
         environment_token,
         environment_urls,
+        pool_token,
+        pool_urls,
         read_environment,
         reward_token,
         reward_urls,
@@ -44,7 +46,8 @@ def main() -> None:
     try:
         environment = read_environment()
         prepared = prepare(environment, find_readers(environment.job))
-        uvloop.run(serve(prepared, reward_urls(), reward_token(), environment_urls(), environment_token()))
+        rewards, environments = (reward_urls(), reward_token()), (environment_urls(), environment_token())
+        uvloop.run(serve(prepared, *rewards, *environments, pool_urls(), pool_token()))
     except (ValueError, RefusedError) as error:
         logging.error("%s", error)
         sys.exit(CONFIGURATION_ERROR)

@@ -13,12 +13,13 @@ from typing import Any
 
 from rljob.api.job_status import EvaluationResult
 from rljob.ledger.evaluation_results import result_of
-from rljob.ledger.payload_record import PayloadRecord, decode_record
+from rljob.ledger.payload_record import PayloadRecord, decode_record, decode_text
 from rljob.ledger.sample_numbers import MEMBER_BITS, MEMBERS, evaluation_numbers, sample_id, sample_number
 from rljob.ledger.sample_progress import OPEN_COMPLETIONS, SampleProgress, progress_of_open_samples
 from rljob.ledger.segments import Location
 from rljob.ledger.states import OPEN, State, quoted
 from rljob.ledger.store import Store
+from rljob.protocol.messages import PoolAnswer
 
 Query = Callable[..., list[sqlite3.Row]]
 """Store.query or LedgerReader.rows."""
@@ -249,6 +250,19 @@ def completions(store: Store, sample: str, first_attempt: int) -> list[PayloadRe
     if numbers is None:
         numbers = progress_of_open_samples(store.query).get(number, SampleProgress()).numbers
     return payload_records(store, numbers, first_attempt)
+
+
+def answers(store: Store, sample: str, attempt: int) -> list[PoolAnswer]:
+    """Return the answers of frozen pools to questions of a sample in an attempt; PayloadError: a text is damaged."""
+    rows = store.query(
+        "SELECT branch, question, number, turn, pool, finish, segment, position, length FROM answers"
+        " WHERE sample_number = ? AND attempt = ?",
+        sample_number(sample),
+        attempt,
+    )
+    return [
+        PoolAnswer(*row[:5], text=decode_text(store.texts.read(Location(*row[6:]))).text, finish=row[5]) for row in rows
+    ]
 
 
 def payload_records(store: Store, numbers: list[int], first_attempt: int) -> list[PayloadRecord]:

@@ -84,6 +84,25 @@ CREATE TABLE IF NOT EXISTS completions (
         || '.' || (sample_number & 4095)
     )
 );
+CREATE TABLE IF NOT EXISTS answers (  -- of frozen pools to questions of loops, before the loop gets them
+    sample_number INTEGER NOT NULL REFERENCES samples(number),
+    attempt INTEGER NOT NULL,        -- that of the sample; answers of an earlier one do not count
+    branch TEXT NOT NULL,            -- that asked, see rljob.protocol.branches
+    question TEXT NOT NULL,          -- digest of what was asked of which pool, and how
+    number INTEGER NOT NULL,         -- of equal questions of the branch, from 0
+    turn INTEGER NOT NULL,           -- turns of the branch before it, with those that it continues
+    pool TEXT NOT NULL,
+    finish TEXT NOT NULL,            -- stop | length
+    segment INTEGER NOT NULL,        -- of the texts: where the text of the answer is
+    position INTEGER NOT NULL,
+    length INTEGER NOT NULL,
+    sample TEXT AS (
+        CASE WHEN sample_number >= 0 THEN 'g' || (sample_number >> 12)
+        ELSE 'e' || (-1 - (sample_number >> 12) >> 28) || '.' || (-1 - (sample_number >> 12) & 268435455) END
+        || '.' || (sample_number & 4095)
+    ),
+    PRIMARY KEY (sample_number, attempt, branch, question, number)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS decisions (  -- of user-written filters, about groups that their other filters accept
     group_number INTEGER PRIMARY KEY REFERENCES groups(number),
     accepted INTEGER NOT NULL,       -- 1: the group may join a batch; 0: its samples ended with the decision

@@ -30,6 +30,7 @@ from rljob.ledger.sample_progress import COLUMNS, SampleProgress, progress_of_op
 from rljob.ledger.segments import Location, record_digest
 from rljob.ledger.states import OPEN, PREDECESSORS, Kind, State, quoted
 from rljob.ledger.store import Store, now
+from rljob.protocol.messages import PoolAnswer
 
 _encoder = msgspec.json.Encoder()
 
@@ -145,8 +146,25 @@ class LedgerWriter(Store):
         progress.numbers.append(self._completions)
         progress.add((record.turn, record.branch), tokens, total_tokens, record.finish, min_version, highest)
 
+    def record_answer(self, sample: str, attempt: int, answer: PoolAnswer) -> None:
+        """Record the answer of a frozen pool to a question of a loop. Its key must be new.
+
+        Args:
+            sample: id of the sample.
+            attempt: the first attempt of the sample that counts.
+            answer: of the pool.
+        """
+        key = (sample_number(sample), attempt, answer.branch, answer.question, answer.number)
+        row = (*key, answer.turn, answer.pool, answer.finish)
+
+        def insert(at: Location) -> tuple[str, tuple[object, ...]]:
+            return f"INSERT INTO answers VALUES (?{',?' * 10})", (*row, at.segment, at.offset, at.length)
+
+        self.record_text(encode_text(TextRecord(sample, answer.text)), insert)
+
     def discard_generation(self, sample: str, attempt: int) -> None:
-        """Discard the generated tokens of a sample. Only completions from ``attempt`` on count from now on."""
+        """Discard the generated tokens of a sample, and the answers of frozen pools. Only completions from ``attempt``
+        on count from now on."""
         number = sample_number(sample)
         self.execute("UPDATE samples SET attempt = ?, dispatched = NULL WHERE number = ?", attempt, number)
         if number in self.progress:

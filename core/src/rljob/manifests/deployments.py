@@ -125,8 +125,8 @@ def _service_pod(ctx: RenderContext, role: RoleKey, kind: ServiceKind, entry: Re
     by_rljob = entry.served_by_rljob
     variables, tokens = {"RLJOB_NAME": entry.name}, {"RLJOB_TOKEN_FILE": kind.role}
     if kind is REWARD and (pools := ctx.job.spec.frozen_pools):  # the Secret of an older release has no such token
-        urls = {pool.name: [service_url(ctx, ctx.name(role_name("rollout", pool.name)))] for pool in pools}
-        variables["RLJOB_POOL_URLS"] = json.dumps(urls)
+        services = {pool.name: ctx.name(role_name("rollout", pool.name)) for pool in pools}
+        variables["RLJOB_POOL_URLS"] = _pool_urls(ctx, services)
         tokens["RLJOB_POOL_TOKEN_FILE"] = POOL_TOKEN
     return PodSettings(
         role,
@@ -147,6 +147,16 @@ def _urls(ctx: RenderContext, kind: ServiceKind, entries: Sequence[Reward | Envi
     return json.dumps({each.name: each.url or service_url(ctx, _replicas_name(ctx, kind, each)) for each in entries})
 
 
+def _pool_urls(ctx: RenderContext, services: Mapping[str, str]) -> str:
+    """Return JSON of frozen pool → addresses, of the names of their Services."""
+    return json.dumps({pool: [service_url(ctx, name)] for pool, name in services.items()})
+
+
+def _pool_replicas(ctx: RenderContext, pool: Rollout) -> str:
+    """Return the name of the Service that stands for all ready engines of a frozen pool: the runner chooses one."""
+    return ctx.name("replicas", role_name("rollout", pool.name))
+
+
 def runner(ctx: RenderContext) -> RenderedRole:
     """Return the runner's role."""
     spec = ctx.job.spec
@@ -158,6 +168,9 @@ def runner(ctx: RenderContext) -> RenderedRole:
         variables["RLJOB_ENVIRONMENT_URLS"] = _urls(ctx, ENVIRONMENT, spec.environments)
     if any(entry.url is None for entry in spec.environments):  # the Secret of an older release has no such token
         tokens["RLJOB_ENVIRONMENT_TOKEN_FILE"] = ENVIRONMENT.role
+    if pools := spec.frozen_pools:  # likewise
+        variables["RLJOB_POOL_URLS"] = _pool_urls(ctx, {pool.name: _pool_replicas(ctx, pool) for pool in pools})
+        tokens["RLJOB_POOL_TOKEN_FILE"] = POOL_TOKEN
     pod = PodSettings(
         role,
         image="runner",
@@ -186,7 +199,8 @@ def rollout(ctx: RenderContext, pool: Rollout) -> RenderedRole:
     if pool.replicas.max is not None and pool.replicas.max > pool.replicas.min:
         objects.append(_pool_deployment(ctx, role, pool, ELASTIC, total - minimum))
     if pool.frozen:
-        objects.insert(0, _service_of(ctx, role, ctx.name(role.name)))
+        headless = _service_of(ctx, role, _pool_replicas(ctx, pool), {"clusterIP": "None"})
+        objects = [_service_of(ctx, role, ctx.name(role.name)), headless, *objects]
     objects += [disruption_budget(ctx, role), *scale(ctx, role, pool.replicas, pool.autoscaling, target=1)]
     return RenderedRole(role.name, role.kind, role.hash, tuple(objects), desired=total)
 

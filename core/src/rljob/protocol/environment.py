@@ -53,8 +53,8 @@ class ComponentEnvironment:
     RLJOB_INSTANCE: name of the pod. RLJOB_TOKEN_FILE: file with the role's token, instead of RLJOB_TOKEN.
     RLJOB_REWARD_TOKEN, RLJOB_REWARD_TOKEN_FILE (runner only): the token of the rewards, likewise.
     RLJOB_ENVIRONMENT_URLS, RLJOB_ENVIRONMENT_TOKEN, RLJOB_ENVIRONMENT_TOKEN_FILE (runner only): the same for
-    environments. RLJOB_POOL_URLS (rewards only): JSON of frozen pool → addresses of its engines. RLJOB_POOL_TOKEN,
-    RLJOB_POOL_TOKEN_FILE (rewards only): the token of these engines.
+    environments. RLJOB_POOL_URLS (rewards and runner only): JSON of frozen pool → addresses of its engines.
+    RLJOB_POOL_TOKEN, RLJOB_POOL_TOKEN_FILE (rewards and runner only): the token of these engines.
     """
 
     job: RLJob

@@ -485,6 +485,29 @@ class GenerateRequest(Message):
     branch: str = ""  # see rljob.protocol.branches
 
 
+class PoolAnswer(msgspec.Struct, array_like=True):
+    """What an engine of a frozen pool answered to a question of a loop. ``branch``, ``question`` and ``number`` are its
+    key in the sample: a loop that runs again and asks the same takes it instead of asking."""
+
+    branch: str  # that asked, see rljob.protocol.branches
+    question: str  # digest of what was asked of which pool, and how: 32 hex digits
+    number: int  # of equal questions of the branch, from 0
+    turn: int  # turns of the branch before it, with those that it continues
+    pool: str
+    text: str
+    finish: str  # stop | length
+
+
+class PoolAnswered(Message):
+    """A frozen pool answered a question of a loop. The loop gets the answer once it is stored: repeated until
+    PoolAnswerStored."""
+
+    sample: str
+    answer: PoolAnswer
+    attempt: int = 0  # of the LeaseTrajectory
+    lease: int = 0  # of the LeaseTrajectory
+
+
 class TrajectoryScored(Message):
     """The trajectory ended; repeated until acknowledged. One about an attempt that was thrown away, or from a runner
     that does not hold the lease any more, is acknowledged and ignored."""
@@ -533,8 +556,8 @@ class TurnTokens(msgspec.Struct, array_like=True):
 
 
 class LeaseTrajectory(Message):
-    """Lease of a trajectory. ``turns`` are finished turns of an earlier lease: take them instead of asking. One with
-    another ``lease`` than the trajectory in hand takes its place."""
+    """Lease of a trajectory. ``turns`` are finished turns of an earlier lease, and ``answers`` those of frozen pools:
+    take them instead of asking. One with another ``lease`` than the trajectory in hand takes its place."""
 
     sample: str
     task: str
@@ -543,6 +566,7 @@ class LeaseTrajectory(Message):
     turns: list[TurnTokens]
     attempt: int = 0
     lease: int = 0
+    answers: list[PoolAnswer] = []
 
 
 class GenerateResult(Message):
@@ -554,6 +578,13 @@ class GenerateResult(Message):
     finish: str  # stop | length
     context: str  # context_digest of the context that it was generated from
     branch: str = ""  # as in GenerateRequest
+
+
+class PoolAnswerStored(Message):
+    """Answer to PoolAnswered. ``answer`` is the first one with its key, which counts."""
+
+    sample: str
+    answer: PoolAnswer
 
 
 class Cancel(Message):
@@ -618,8 +649,12 @@ FromTrainer: TypeAlias = (
 ToTrainer: TypeAlias = (
     TrainerRegistered | Train | SendWeights | CancelSend | Checkpoint | RefuseCheckpoint | Stop | Reject
 )
-FromRunner: TypeAlias = RegisterRunner | GenerateRequest | TrajectoryScored | TrajectoryFailed | GroupFiltered
-ToRunner: TypeAlias = LeaseTrajectory | GenerateResult | Cancel | AckTrajectories | FilterGroup | AckGroups | Reject
+FromRunner: TypeAlias = (
+    RegisterRunner | GenerateRequest | PoolAnswered | TrajectoryScored | TrajectoryFailed | GroupFiltered
+)
+ToRunner: TypeAlias = (
+    LeaseTrajectory | GenerateResult | PoolAnswerStored | Cancel | AckTrajectories | FilterGroup | AckGroups | Reject
+)
 
 _encoder = msgspec.msgpack.Encoder()
 
