@@ -13,6 +13,7 @@ from rljob.protocol.score_messages import Score, ScoreItem, ScoreTurn, usable
 from rljob.runner.context import TrajectoryError
 from rljob.runner.cut_answer import answer_text
 from rljob.runner.leased_episode import LeasedEpisode
+from rljob.runner.pools.question import make_question
 from rljob.runner.prompt_content import Messages
 from rljob.runner.prompts import Prompt
 
@@ -121,9 +122,9 @@ class BranchContext:
         timeout_seconds: float | None = None,
     ) -> PoolAnswer:
         """Ask a frozen pool."""
-        where = (self.name, len(self._turns))
-        sampling = (max_tokens, temperature, top_p, stop)
-        return await self._trajectory.questions.ask(*where, pool, content, *sampling, timeout_seconds)
+        most = self._trajectory.runtime.task.sampling.max_tokens if max_tokens is None else max_tokens
+        question = make_question(pool, content, most, temperature, top_p, stop)
+        return await self._trajectory.questions.ask(self.name, len(self._turns), question, timeout_seconds)
 
     def encode(self, text: str) -> bytes:
         """Return the token ids of an observation."""

@@ -32,7 +32,7 @@ from rljob.runner.branch_context import BranchContext
 from rljob.runner.context import TrajectoryError
 from rljob.runner.leased_episode import EnvironmentRuntime, LeasedEpisode
 from rljob.runner.loops import Loop
-from rljob.runner.pools.leased_questions import LeasedQuestions, PoolRuntime
+from rljob.runner.pools.leased_questions import NO_POOLS, LeasedQuestions, PoolRuntime
 from rljob.runner.prompts import Prompt, PromptSource
 from rljob.runner.reward_routing import SampleScorer
 
@@ -67,7 +67,7 @@ class TaskRuntime:
     stall_seconds: float  # a loop that makes no call of its context for this long has failed
     environment: EnvironmentRuntime | None = None
     agent: AgentRuntime | None = None
-    pools: PoolRuntime = PoolRuntime()
+    pools: PoolRuntime = NO_POOLS
 
 
 class _InCall(AbstractContextManager[None]):
@@ -109,7 +109,7 @@ class LeasedTrajectory:
         self.credits: dict[TurnKey, float] = {}  # reward of each turn from the loop
         self.stops: dict[TurnKey, list[str]] = {}  # stop strings of the loop's calls, beside those of the task
         self.scores: list[tuple[Score, str]] = []  # from the task's reward, each with the branch that was scored
-        self.questions = LeasedQuestions(runtime.pools, lease, runtime.task.sampling.max_tokens, send, self.in_call)
+        self.questions = LeasedQuestions(runtime.pools, lease, send, self.in_call)
         self._prompts = prompts
         self._send = send
         self._turns: dict[TurnKey, TurnTokens] = {}  # that this run of the loop has received

@@ -51,10 +51,11 @@ def examine_payload(ledger: LedgerReader) -> Check:
 
 
 def examine_texts(ledger: LedgerReader) -> Check:
-    """Check the text of every sample with a reward."""
+    """Check the text of every sample with a reward, and of every answer of a frozen pool."""
     findings = Findings("every text exists and is unchanged")
     for number, *place in ledger.db.execute(
         "SELECT sample_number, text_segment, text_position, text_length FROM scores"
+        " UNION ALL SELECT sample_number, segment, position, length FROM answers"
     ):
         findings.examined += 1
         sample = sample_id(number)

@@ -76,7 +76,8 @@ _ENDED = "('trained', 'filtered', 'surplus', 'expired', 'failed')"
 ACCOUNTS = (
     Property(
         "all references are valid",
-        "SELECT (SELECT COUNT(*) FROM samples) + (SELECT COUNT(*) FROM completions) + (SELECT COUNT(*) FROM applied)",
+        "SELECT (SELECT COUNT(*) FROM samples) + (SELECT COUNT(*) FROM completions) + (SELECT COUNT(*) FROM answers)"
+        " + (SELECT COUNT(*) FROM applied)",
         (
             AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE NOT EXISTS (SELECT 1 FROM groups WHERE number ="
@@ -87,6 +88,16 @@ ACCOUNTS = (
                 "SELECT DISTINCT 'completion of ' || sample FROM completions"
                 " WHERE NOT EXISTS (SELECT 1 FROM samples WHERE number = sample_number)",
                 "its sample does not exist",
+            ),
+            AuditRule(
+                "SELECT DISTINCT 'answer for ' || sample FROM answers"
+                " WHERE NOT EXISTS (SELECT 1 FROM samples WHERE number = sample_number)",
+                "its sample does not exist",
+            ),
+            AuditRule(
+                "SELECT DISTINCT 'answer for ' || a.sample FROM answers a JOIN samples s ON s.number = a.sample_number"
+                " WHERE a.attempt NOT BETWEEN 0 AND s.attempt OR a.number < 0 OR a.finish NOT IN ('stop', 'length')",
+                "its attempt, number or finish is not valid",
             ),
             AuditRule(
                 "SELECT 'completion of ' || sample FROM completions c WHERE NOT EXISTS (SELECT 1 FROM held h"

@@ -260,9 +260,11 @@ def answers(store: Store, sample: str, attempt: int) -> list[PoolAnswer]:
         sample_number(sample),
         attempt,
     )
-    return [
-        PoolAnswer(*row[:5], text=decode_text(store.texts.read(Location(*row[6:]))).text, finish=row[5]) for row in rows
-    ]
+    found: list[PoolAnswer] = []
+    for branch, question, number, turn, pool, finish, *place in rows:
+        text = decode_text(store.texts.read(Location(*place))).text
+        found.append(PoolAnswer(branch, question, number, turn, pool, text, finish))
+    return found
 
 
 def payload_records(store: Store, numbers: list[int], first_attempt: int) -> list[PayloadRecord]:

@@ -8,9 +8,9 @@ not ask the pool again.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import struct
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
@@ -19,8 +19,7 @@ import blake3
 
 from rljob.protocol.messages import LeaseTrajectory, PoolAnswer, PoolAnswered
 from rljob.runner.context import TrajectoryError
-from rljob.runner.pools.question import Question, make_question
-from rljob.runner.prompt_content import Messages
+from rljob.runner.pools.question import Question
 from rljob.runner.sample_seed import sample_seed
 
 MOST_BYTES = 16 << 20
@@ -39,11 +38,14 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class PoolRuntime:
-    """The pools of a job."""
+    """The pools of a job, for all trajectories."""
 
     frozen: Mapping[str, Pool] = field(default_factory=dict)  # by name
     policy: Collection[str] = ()  # names of the pools that serve the policy
     seed: int = 0  # the job's
+
+
+NO_POOLS = PoolRuntime()
 
 
 class LeasedQuestions:
@@ -52,7 +54,6 @@ class LeasedQuestions:
     Args:
         runtime: the pools.
         lease: the trajectory.
-        max_tokens: of an answer if the loop gives no limit.
         send: sends a message to the coordinator.
         in_call: entered while a question is open.
     """
@@ -61,17 +62,15 @@ class LeasedQuestions:
         self,
         runtime: PoolRuntime,
         lease: LeaseTrajectory,
-        max_tokens: int,
         send: Callable[[PoolAnswered], None],
         in_call: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._runtime = runtime
         self._lease = lease
-        self._max_tokens = max_tokens
         self._send = send
         self._in_call = in_call
         self._recorded: dict[Key, PoolAnswer] = {_key(answer): answer for answer in lease.answers}
-        self._asked: Counter[tuple[str, str]] = Counter()  # branch and question → how often
+        self._numbers: dict[tuple[str, str], set[int]] = {}  # branch and question → of calls that have not failed
         self._open: set[asyncio.Task[PoolAnswer]] = set()
         self._unstored: dict[Key, PoolAnswered] = {}
         self._stored: dict[Key, asyncio.Future[PoolAnswer]] = {}
@@ -87,27 +86,34 @@ class LeasedQuestions:
         self,
         branch: str,
         turn: int,
-        pool: str,
-        content: str | Messages,
-        max_tokens: int | None,
-        temperature: float,
-        top_p: float,
-        stop: Sequence[str],
+        question: Question,
         seconds: float | None,
     ) -> PoolAnswer:
-        """Return the recorded answer, or ask. ``branch``, ``turn``: as in :class:`PoolAnswer`."""
-        self._check_pool(pool)
-        limit = self._max_tokens if max_tokens is None else max_tokens
-        question = make_question(pool, content, limit, temperature, top_p, stop)
-        number = self._asked[branch, question.digest]
-        self._asked[branch, question.digest] += 1
+        """Return the recorded answer, or ask. ``branch``, ``turn``: as in :class:`PoolAnswer`. ``seconds``: as in
+        :meth:`Pool.answer`.
+
+        Raises:
+            TrajectoryError: there is no such pool, or it gives no answer.
+        """
+        self._check_pool(question.pool)
+        if seconds is not None and not seconds > 0:
+            raise TrajectoryError(
+                f"the loop asks pool {question.pool} with timeout_seconds {seconds}; it must be above 0"
+            )
+        numbers = self._numbers.setdefault((branch, question.digest), set())
+        number = next(number for number in itertools.count() if number not in numbers)
+        numbers.add(number)
         recorded = self._recorded.get((branch, question.digest, number))
         if recorded is not None:
             return recorded
         asking = asyncio.create_task(self._ask((branch, question.digest, number), turn, question, seconds))
         self._open.add(asking)
         asking.add_done_callback(self._open.discard)
-        return await asking
+        try:
+            return await asking
+        except BaseException:  # re-raised; if the loop asks again, the answer has the number of the first call
+            numbers.discard(number)
+            raise
 
     def receive(self, answer: PoolAnswer) -> None:
         """Accept an answer that the coordinator has stored; one that no call waits for is ignored."""
@@ -151,7 +157,8 @@ class LeasedQuestions:
                 self._lease.attempt,
                 self._lease.lease,
             )
-            stored = self._stored[key] = asyncio.get_running_loop().create_future()
+            stored: asyncio.Future[PoolAnswer] = asyncio.get_running_loop().create_future()
+            self._stored[key] = stored
             self._unstored[key] = answered
             self._send(answered)
             try:
