@@ -40,6 +40,8 @@ from rljob.protocol.contexts import KeptContexts
 from rljob.runner.context import Context
 from rljob.runner.driver import RunnerDriver
 from rljob.runner.group_filter import Verdict
+from rljob.runner.pools.leased_questions import PoolRuntime
+from rljob.runner.pools.question import Question
 from rljob.simulation.memory_link import MemoryLink
 from rljob.simulation.simulated_engine import EngineModel, SimulatedEngine
 from rljob.simulation.simulated_run import SimulatedCluster, SimulatedRun
@@ -80,6 +82,7 @@ class Schedule:
     function: bool  # whether a user-written filter decides about groups
     turns: int
     branches: int  # made after each turn of the first context; each has at most two turns, and two branches of its own
+    asks: int  # questions to a frozen pool at the same time, before each turn of the first context and of its branches
     kept: bool  # whether agents keep contexts between turns
     latency: float  # seconds, at most
     doubled: float  # probability that a message arrives twice
@@ -102,6 +105,20 @@ def manifest(alpha: int, redundant: tuple[int, int], in_flight: str, filtered: b
     )  # fmt: skip
 
 
+class Teacher:
+    """A frozen pool that never gives the same answer twice: a loop that asked again after a turn would have another
+    context than the turn was generated from."""
+
+    def __init__(self, run: FaultyRun) -> None:
+        self._run = run
+        self._answers = 0
+
+    async def answer(self, question: Question, seed: int, seconds: float | None) -> tuple[str, str]:
+        await asyncio.sleep(self._run.rng.choice([0.0, 0.1, 5.0]))
+        self._answers += 1
+        return str(self._answers), "stop"
+
+
 class FaultyRun(SimulatedRun):
     """A run whose processes and connections fail by a schedule, and start again."""
 
@@ -119,6 +136,7 @@ class FaultyRun(SimulatedRun):
             reward=self._reward,
             loop=self._loop,
             filter=self._filter,
+            pools=PoolRuntime({"teacher": Teacher(self)}),
         )
         self.events = hashlib.sha256()
         super().__init__(self.spec, cluster, observer=self._record_event if record_events else None)
@@ -143,12 +161,18 @@ class FaultyRun(SimulatedRun):
     async def _loop(self, context: Context) -> Any:
         tokens, branches = context.prompt.token_ids, []
         for number in range(self.schedule.turns):
+            tokens += await self._ask(context)
             turn = await context.generate(tokens)
             tokens += turn.token_ids + struct.pack("<i", number) * number  # no observation after the first turn
             made = [self._branch(context.branch(), tokens, 2) for _ in range(self.schedule.branches)]
             branches += map(asyncio.create_task, made)
         await asyncio.gather(*branches)
         return await context.score("", turn.finish)
+
+    async def _ask(self, context: Context) -> bytes:
+        """Return the answers of the pool to equal and to different questions as tokens."""
+        questions = [context.ask("teacher", f"question {i // 2}") for i in range(self.schedule.asks)]
+        return b"".join(struct.pack("<i", int(answer.text)) for answer in await asyncio.gather(*questions))
 
     async def _filter(self, rewards: list[float]) -> Verdict:
         """Reject every fourth group by its rewards, after some time: a runner may die meanwhile."""
@@ -157,6 +181,7 @@ class FaultyRun(SimulatedRun):
 
     async def _branch(self, context: Context, tokens: bytes, depth: int) -> None:
         for number in range(min(self.schedule.turns, depth)):
+            tokens += await self._ask(context)
             turn = await context.generate(tokens)
             tokens += turn.token_ids + struct.pack("<i", number)
         if depth > 1:
@@ -340,6 +365,16 @@ def check(run: FaultyRun) -> None:
     accepted = {row[0]: row[1] for row in run.ledger.query("SELECT 'g' || group_number, accepted FROM decisions")}
     assert all(accepted.get(group) == (1 if run.schedule.function else None) for group in groups)
     check_contexts(run.ledger)
+    check_answers(run)
+
+
+def check_answers(run: FaultyRun) -> None:
+    """Assert that every trained sample has the answer of each of its questions once."""
+    assert run.ledger is not None
+    counted = "SELECT COUNT(*) FROM answers a WHERE a.sample_number = s.number AND a.attempt = s.attempt"
+    rows = run.ledger.query(f"SELECT s.id, ({counted}) FROM samples s WHERE s.state = 'trained'")
+    contexts = 1 + 3 * run.schedule.branches * run.schedule.turns
+    assert {row[1] for row in rows} == {run.schedule.asks * run.schedule.turns * contexts}
 
 
 def check_contexts(ledger: LedgerWriter) -> None:
@@ -379,6 +414,7 @@ schedules = st.builds(
     function=st.booleans(),
     turns=st.integers(1, 3),
     branches=st.sampled_from([0, 0, 0, 1, 1, 2]),
+    asks=st.sampled_from([0, 0, 1, 3]),
     kept=st.booleans(),
     latency=st.sampled_from([0.0, 0.01, 1.0]),
     doubled=st.sampled_from([0.0, 0.1]),

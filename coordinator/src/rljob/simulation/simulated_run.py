@@ -19,6 +19,7 @@ from rljob.runner.group_filter import GroupFilter, Verdict
 from rljob.runner.leased_trajectory import TaskRuntime
 from rljob.runner.loops import Loop
 from rljob.runner.loops.single_turn import single_turn
+from rljob.runner.pools.leased_questions import NO_POOLS, PoolRuntime
 from rljob.runner.prompts import Prompt
 from rljob.simulation.memory_ledger import MemoryLedger
 from rljob.simulation.memory_link import MemoryLink, MemoryServer, Observer, Traffic
@@ -63,6 +64,7 @@ class SimulatedCluster:
     filter: GroupFilter = accept
     runners: int = 1
     capacity: int = CAPACITY
+    pools: PoolRuntime = NO_POOLS
 
 
 @dataclass
@@ -222,7 +224,9 @@ class SimulatedRun:
         stall_seconds = self._job.spec.failure_policy.stall_seconds
         reward, length = _SimulatedReward(cluster.reward), min(p.max_model_length for p in self._job.spec.rollouts)
         runtimes = {
-            task.name: TaskRuntime(task, cluster.loop, reward, length, task.sampling.temperature, stall_seconds)
+            task.name: TaskRuntime(
+                task, cluster.loop, reward, length, task.sampling.temperature, stall_seconds, pools=cluster.pools
+            )
             for task in self._job.spec.tasks
         }
         return RunnerDriver(
