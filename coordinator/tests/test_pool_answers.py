@@ -256,15 +256,21 @@ async def test_a_sample_that_begins_again_asks_again(new_world: Any, tmp_path: P
 
 
 async def test_an_agent_that_asked_before_its_first_turn_begins_again(new_world: Any, tmp_path: Path) -> None:
+    """No engine has had a request of it."""
     world = await asking_world(new_world, tmp_path, AGENT_TASK)
-    world.agents[0].hold = True
-    world.connect_all()
+    world.runner.connect()
     await until(world, lambda: "g0.0" in world.runner.driving)
     lease = world.runner.driving["g0.0"]
-    first = m.PoolAnswer("", "f00d", 0, 0, "teacher", "1", "stop")
-    world.runner.say(m.PoolAnswered("g0.0", first, lease.attempt, lease.lease))
-    trajectory = world.run.trajectories.by_sample["g0.0"]
-    assert trajectory.generated
+    world.runner.say(
+        m.PoolAnswered("g0.0", m.PoolAnswer("", "f00d", 0, 0, "teacher", "1", "stop"), lease.attempt, lease.lease)
+    )
+    await world.store.drain()
+    world.runner.disconnect()
+    world.runner.reborn()
+    world.runner.connect()
+    await until(world, lambda: "g0.0" in world.runner.driving)
+    again = world.runner.driving["g0.0"]
+    assert again.attempt > lease.attempt and not again.answers
     await finish(world)
 
 
