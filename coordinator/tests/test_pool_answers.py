@@ -256,8 +256,9 @@ async def test_a_sample_that_begins_again_asks_again(new_world: Any, tmp_path: P
 
 
 async def test_an_agent_that_asked_before_its_first_turn_begins_again(new_world: Any, tmp_path: Path) -> None:
-    """No engine has had a request of it."""
+    """It has not requested a turn."""
     world = await asking_world(new_world, tmp_path, AGENT_TASK)
+    world.runner._continue = lambda sample: None
     world.runner.connect()
     await until(world, lambda: "g0.0" in world.runner.driving)
     lease = world.runner.driving["g0.0"]
@@ -271,6 +272,8 @@ async def test_an_agent_that_asked_before_its_first_turn_begins_again(new_world:
     await until(world, lambda: "g0.0" in world.runner.driving)
     again = world.runner.driving["g0.0"]
     assert again.attempt > lease.attempt and not again.answers
+    del world.runner._continue
+    world.runner.disconnect()
     await finish(world)
 
 

@@ -124,7 +124,6 @@ class LeasedQuestions:
     def end(self) -> None:
         """Cancel open questions, which tasks of the loop may have left behind."""
         self._ended = True
-        self._unstored.clear()
         for asking in self._open:
             asking.cancel()
 
