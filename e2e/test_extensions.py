@@ -186,6 +186,24 @@ def test_a_loop_with_branches_trains_each_token_once(workspace: Workspace) -> No
     assert summary.startswith("reward near: 32 scored, 0 errors, 0 with another reward than recorded"), checked.stdout
 
 
+def test_a_loop_that_asks_a_teacher_trains_its_own_turns(workspace: Workspace) -> None:
+    big = {"name": "big", "source": "model"}
+    teacher = {"name": "teacher", "model": "big", "engine": "teacher.engine:Teacher", "maxModelLength": 64}
+    fields = {"advantage": "mypackage.advantages:over_batch", "objective": "mypackage.objective:reinforce"}
+    tasks = {"loop": "mypackage.teacher:with_a_hint"}
+    added = {"models": big, "rollouts": {**teacher, "replicas": {"min": 2}}}
+    run = workspace.run("teacher", added, tasks=tasks, algorithm=fields, **NEAR).check()
+    for sample in run.batch(0) + run.batch(1):
+        guess, answer = sample.turns
+        [hint] = sample.answers
+        assert (hint.pool, hint.finish, hint.branch, hint.turn) == ("teacher", "length", "", 1)
+        assert hint.text == "16 0.7 word." and guess.given is not None
+        assert answer.given == f"; 16 0.7 word.: {guess.given}"
+    check_table(run)
+    shown = workspace.python("-m", "rljob.cli.main", "show", str(run.directory), sample.sample.id, "--turns")
+    assert "of pool teacher before turn 1: length" in shown.stdout and hint.text in shown.stdout
+
+
 @pytest.mark.skipif(not os.environ.get("RLJOB_THOROUGH"), reason="each part is in a job above; make thorough")
 @pytest.mark.parametrize(
     ("name", "fields", "check"),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
 
+from e2e.fakes.chat_server import ChatServer
 from e2e.fakes.harness import Harness, make_job, run_harness
 from e2e.fakes.plain import TWO_TURNS, plain_batches
 from rljob.api.models import RLJob
@@ -17,6 +21,7 @@ from rljob.protocol.messages import SampleTokens
 from rljob.runner.tokenizer import TextCodec
 
 STEPS = 8
+ASK_TEACHER = "e2e.fakes.extensions:ask_teacher"
 TWO_DRAFTS = "e2e.fakes.extensions:two_drafts"
 
 
@@ -94,3 +99,69 @@ async def test_branches_are_the_same_also_when_components_are_killed(tmp_path: P
         first = ["prompt", "model", "observation", "model"]
         assert kinds == [*first, "prefix", *first[2:], *first[2:], "prefix", *first[2:]]
         assert len(sample.ends) == 3
+
+
+class NeverTwice:
+    """A frozen pool that never gives the same answer twice. ``asked``: message → answers that were sent."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, list[str]] = {}
+
+    def __call__(self, message: str) -> str:
+        answers = self.asked.setdefault(message, [])
+        answers.append(f"{len(self.asked)}-{len(answers)}")
+        return answers[-1]
+
+
+@pytest.mark.timeout(300)
+async def test_a_loop_that_asks_a_frozen_pool_asks_nothing_again_when_components_are_killed(tmp_path: Path) -> None:
+    models = [{"name": "policy", "source": "job://model"}, {"name": "big", "source": "job://model"}]
+    job = two_turns_job(ASK_TEACHER, models=models, rollouts=[{"name": "main"}, {"name": "teacher", "model": "big"}])
+    teacher = NeverTwice()
+    pool = web.AppRunner(ChatServer(teacher).app(), access_log=None)
+    await pool.setup()
+    site = web.TCPSite(pool, "127.0.0.1", 0)
+    await site.start()
+    host, port = pool.addresses[0][:2]
+    urls = {"RLJOB_POOL_URLS": json.dumps({"teacher": [f"http://{host}:{port}"]}), "RLJOB_POOL_TOKEN": "key"}
+    killed = ("runner", "coordinator", "runner", "coordinator")
+    try:
+        async with run_harness(job, tmp_path, seconds_per_token=0.002, variables=urls, runner_process=True) as harness:
+            trainer = harness.trainer()
+            running = asyncio.create_task(trainer.run())
+            for i, victim in enumerate(killed):
+                await kill_after_answers(harness, victim, trainer, i)
+            await running
+            restarts = dict(harness.restarts)
+            answered = harness.ledger("SELECT sample, question, number, attempt FROM answers")
+            failed = harness.ledger("SELECT reason FROM samples WHERE state = 'failed'")
+    finally:
+        await pool.cleanup()
+    assert restarts == {part: killed.count(part) for part in ("runner", "coordinator")} and not failed
+    report = audit(tmp_path)
+    assert report.ok and report.finished, [check for check in report.checks if not check.ok]
+    codec, texts = TextCodec(tmp_path / "model"), set[str]()
+    for one in trainer.applied:
+        for sample in msgspec.msgpack.decode(one.shard, type=list[SampleTokens]):
+            for segment in sample.segments:
+                if segment.kind == "observation":
+                    texts.add(codec.decode(sample.token_ids[4 * segment.start : 4 * segment.end]))
+    sent = {answer for answers in teacher.asked.values() for answer in answers}
+    assert texts and all(set(re.findall(r"\[(.+?)\]", text)) <= sent for text in texts)
+    again = sum(len(answers) - 2 for answers in teacher.asked.values() if len(answers) > 2)
+    assert len(answered) == len({tuple(row) for row in answered}) and again <= 2 * len(killed), (
+        "only what was in flight"
+    )
+
+
+async def kill_after_answers(harness: Harness, victim: str, trainer: Any, step: int) -> None:
+    """Kill a process after batch ``step`` was applied, while a sample has its answers and not its second turn."""
+    async with trainer.has_applied:
+        await trainer.has_applied.wait_for(lambda: len(trainer.applied) > step)
+    between = (
+        "SELECT s.id FROM samples s WHERE s.state = 'admitted' AND (SELECT COUNT(*) FROM answers WHERE"
+        " sample_number = s.number) = 2 AND NOT EXISTS (SELECT 1 FROM completions c WHERE c.sample = s.id AND turn = 1)"
+    )
+    while not harness.ledger(between):
+        await asyncio.sleep(0.001)
+    harness.kill(victim)

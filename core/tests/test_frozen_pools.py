@@ -46,8 +46,11 @@ def test_a_pool_with_another_model_than_policy_is_frozen(judged: dict[str, Any])
             {"model": "small"},
             "spec.rollouts[1].model: 'small' is not defined; there are policy, big; name one of them, or add it to",
         ),
-        ({"purpose": "evaluation"}, "spec.rollouts[1].purpose: a pool with another model than policy serves rewards"),
-        ({"engine": "sglang"}, "spec.rollouts[1].engine: sglang cannot serve a model to rewards; set vllm"),
+        (
+            {"purpose": "evaluation"},
+            "spec.rollouts[1].purpose: a pool with another model than policy serves rewards and loops",
+        ),
+        ({"engine": "sglang"}, "spec.rollouts[1].engine: sglang cannot serve a model to rewards and loops; set vllm"),
         ({"hostNetwork": True}, "spec.rollouts[1].hostNetwork: the engines of a pool with another model than policy"),
         ({"model": "policy"}, "spec.rewards[1].config.pool: 'judge' is no pool with a model of its own; there is none"),
     ],

@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -91,10 +93,13 @@ class Workspace:
             timeout=240,
         )
 
-    def run(self, name: str, **fields: dict[str, Any]) -> Run:
-        """Run a job called ``name``; ``fields`` as for :func:`manifest`."""
+    def run(self, name: str, added: Mapping[str, Any] = MappingProxyType({}), **fields: dict[str, Any]) -> Run:
+        """Run a job called ``name``; ``fields`` as for :func:`manifest`. ``added``: section → one more entry."""
         page = yaml.safe_load((self.place / "job.yaml").read_text())
-        self.write(f"{name}.yaml", yaml.safe_dump(manifest(page, name, fields)))
+        written = manifest(page, name, fields)
+        for section, entry in added.items():
+            written["spec"][section].append(entry)
+        self.write(f"{name}.yaml", yaml.safe_dump(written))
         return self.run_manifest(f"{name}.yaml", name)
 
     def run_manifest(self, file: str, name: str) -> Run:

@@ -80,6 +80,16 @@ async def two_turns(context: Context) -> Score:
     return await context.score(context.answer(second), second.finish)
 
 
+async def ask_teacher(context: Context) -> Score:
+    """Generate an answer, ask the frozen pool ``teacher`` twice, and answer again after its answers."""
+    first = await context.generate(context.prompt.token_ids)
+    chat = [{"role": "user", "content": f"{context.sample}: {context.prompt.text}{context.answer(first)}"}]
+    hints = await asyncio.gather(context.ask("teacher", chat), context.ask("teacher", chat))
+    given = context.encode("".join(f"[{hint.text}]" for hint in hints))
+    second = await context.generate(context.prompt.token_ids + first.token_ids + given)
+    return await context.score(context.answer(second), second.finish)
+
+
 def accept(rewards: list[float]) -> bool:
     """Accept every group."""
     return True

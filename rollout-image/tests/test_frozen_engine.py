@@ -115,7 +115,7 @@ async def test_a_request_needs_the_token() -> None:
     async with running(FakeServer(chat).start) as post:
         await served(post)
         status, text = await post(token="other")
-        assert (status, text) == (401, "this request requires the token that rljob gave to the job's rewards\n")
+        assert (status, text) == (401, "this request requires the token that rljob gave to rewards and runners\n")
     assert len(chat.messages) == 1
 
 

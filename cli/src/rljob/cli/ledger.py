@@ -35,7 +35,7 @@ from rljob.ledger.reader import (
     why_empty,
 )
 from rljob.ledger.reader import samples as select_samples
-from rljob.ledger.sample_detail import SampleDetail, TokenDetail, TurnDetail
+from rljob.ledger.sample_detail import AnswerDetail, SampleDetail, TokenDetail, TurnDetail
 from rljob.ledger.sample_detail import show as load_sample
 from rljob.ledger.states import Kind, State
 from rljob.ledger.store import LEDGER, ledger_directory
@@ -219,7 +219,8 @@ def show(
         return
     lines = _sample_lines(detail)
     if only_turns:
-        lines = itertools.chain.from_iterable(_turn(turn, table=False) for turn in detail.turns)
+        turns = (_turn(turn, table=False) for turn in detail.turns)
+        lines = itertools.chain(itertools.chain.from_iterable(turns), _answers(detail.answers))
         for note in detail.notes:
             report(note)
     _print_lines(lines)
@@ -271,6 +272,7 @@ def _sample_lines(detail: SampleDetail) -> Iterator[Text]:
         yield _field("note", note)
     for turn in detail.turns:
         yield from _turn(turn, summary=len(detail.turns) > 1)
+    yield from _answers(detail.answers)
     if sample.text is not None and not any(turn.written for turn in detail.turns):
         yield _title("answer")
         yield Text(escape_block(sample.text))
@@ -311,6 +313,16 @@ def _turn(turn: TurnDetail, summary: bool = True, table: bool = True) -> Iterato
     for i, token in enumerate(turn.written):
         numbers = f"{i:5}  {token.id:5}  {token.logprob:15.6f}  {math.exp(token.logprob):11.4f}  {token.version:7}"
         yield Text.assemble(f"{numbers}  ", (_one_line(token.text or ""), _style(token)))
+
+
+def _answers(answers: list[AnswerDetail]) -> Iterator[Text]:
+    """Yield the lines that describe answers of frozen pools."""
+    for answer in answers:
+        branch = f"branch {answer.branch}, " if answer.branch else ""
+        yield _field("answer", f"of pool {answer.pool} {branch}before turn {answer.turn}: {answer.finish}")
+        yield Text(
+            escape_block("it cannot be read; rljob audit names the damage" if answer.text is None else answer.text)
+        )
 
 
 def _summary(turn: TurnDetail) -> str:

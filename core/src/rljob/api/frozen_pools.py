@@ -1,4 +1,4 @@
-"""Checks of frozen pools: pools of engines that serve a model which is not trained, to the job's rewards."""
+"""Checks of frozen pools: pools of engines that serve a model which is not trained, to rewards and loops."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ def frozen_pool_problems(spec: RLJobSpec) -> Iterator[str]:
                 "or add it to models"
             )
         if pool.purpose != "training":
-            yield f"rollouts[{i}].purpose: a pool with another model than policy serves rewards only; remove it"
+            yield (
+                f"rollouts[{i}].purpose: a pool with another model than policy serves rewards and loops only; remove it"
+            )
         if not serves_models(pool.engine):
             able = " or ".join(name for name in ENGINES if serves_models(name))
-            yield f"rollouts[{i}].engine: {pool.engine} cannot serve a model to rewards; set {able}"
+            yield f"rollouts[{i}].engine: {pool.engine} cannot serve a model to rewards and loops; set {able}"
         if pool.host_network:
             yield (
-                f"rollouts[{i}].hostNetwork: the engines of a pool with another model than policy listen for rewards, "
-                "and pods of a node would share the port; remove it"
+                f"rollouts[{i}].hostNetwork: the engines of a pool with another model than policy listen for rewards "
+                "and loops, and pods of a node would share the port; remove it"
             )
     yield from _rewards(spec)
 

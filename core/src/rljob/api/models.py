@@ -188,7 +188,7 @@ class RLJobSpec(Model):
 
     @property
     def frozen_pools(self) -> list[Rollout]:
-        """Pools that serve a model which is not trained, to the job's rewards."""
+        """Pools that serve a model which is not trained, to rewards and loops."""
         return [pool for pool in self.rollouts if pool.frozen]
 
     @property

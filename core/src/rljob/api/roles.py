@@ -285,7 +285,7 @@ class Rollout(Model):
     """Name of the pool."""
     model: Name = "policy"
     """Name of an entry of `models`. `policy`: the engines sample from the trained model and get its weights. Another
-    name makes a frozen pool: its engines serve that model to the job's rewards, get no weights and no samples."""
+    name makes a frozen pool: its engines serve that model to rewards and loops, get no weights and no samples."""
     engine: Annotated[Annotated[str, Extension(ENGINES)], Field(description=engine_docs())] = "vllm"
     hosts: Annotated[int, Field(ge=1, le=1024), FieldMeta(unsupported=True)] = 1
     """Pods of one engine."""
@@ -325,7 +325,7 @@ class Rollout(Model):
 
     @property
     def frozen(self) -> bool:
-        """Whether the engines serve a model that is not trained, to the job's rewards."""
+        """Whether the engines serve a model that is not trained, to rewards and loops."""
         return self.model != "policy"
 
     @property

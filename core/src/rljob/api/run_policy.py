@@ -106,7 +106,8 @@ class FailurePolicy(Model):
     stall_seconds: Annotated[float, Field(ge=1, le=86_400), FieldMeta(reader="components")] = 600.0
     """Time without progress. An engine that generates no token for this long although it has requests is restarted, and
     its requests go to other engines. A sample fails if its loop makes no call, or its source no prompt, for this
-    long; the time that it waits for an engine or for a reward does not count."""
+    long; the time that it waits for an engine, a frozen pool or a reward does not count. It also fails if it asks a
+    frozen pool of which no engine has answered for this long."""
     disruption: Annotated[
         Literal["Allow", "Block"], FieldMeta(reader="objects", local="this machine is not drained")
     ] = "Allow"

@@ -50,6 +50,18 @@ class TurnDetail(msgspec.Struct):
     completions: list[CompletionInfo]
 
 
+class AnswerDetail(msgspec.Struct):
+    """The answer of a frozen pool to a question of the loop."""
+
+    branch: str  # that asked
+    turn: int  # turns of the branch before it
+    pool: str
+    question: str  # digest
+    number: int  # of equal questions of the branch, from 0
+    text: str | None  # None: it cannot be read
+    finish: str  # stop | length
+
+
 class Sibling(msgspec.Struct):
     """Another member of the group."""
 
@@ -68,6 +80,7 @@ class SampleDetail(msgspec.Struct):
     siblings: list[Sibling]
     turns: list[TurnDetail]
     notes: list[str]  # messages about missing payload or tokenizer
+    answers: list[AnswerDetail] = []
 
 
 def show(ledger: LedgerReader, name: str) -> SampleDetail:
@@ -100,7 +113,19 @@ def show(ledger: LedgerReader, name: str) -> SampleDetail:
         for turn, reward in zip(turns, json.loads(turn_rewards), strict=False):  # not strict: the ledger may be damaged
             turn.reward = reward
     others = [Sibling(*row) for row in siblings]
-    return SampleDetail(sample, attempt, json.loads(metrics) if metrics else {}, others, turns, notes)
+    answers = _answers(ledger, number, attempt)
+    return SampleDetail(sample, attempt, json.loads(metrics) if metrics else {}, others, turns, notes, answers)
+
+
+def _answers(ledger: LedgerReader, number: int, attempt: int) -> list[AnswerDetail]:
+    """Return the answers of frozen pools, in the order in which they were recorded."""
+    rows = ledger.rows(
+        "SELECT branch, turn, pool, question, number, finish, segment, position, length FROM answers"
+        " WHERE sample_number = ? AND attempt = ? ORDER BY segment, position",
+        number,
+        attempt,
+    )
+    return [AnswerDetail(*row[:5], text=ledger.text(Location(*row[6:])), finish=row[5]) for row in map(tuple, rows)]
 
 
 def _turns(ledger: LedgerReader, completions: str | None, first_attempt: int, notes: list[str]) -> list[TurnDetail]:

@@ -1,6 +1,6 @@
-"""The engine of a frozen pool: serves a model that is not trained to the job's rewards.
+"""The engine of a frozen pool: serves a model that is not trained to rewards and loops.
 
-The engine's server listens on loopback with a key of its own. This process listens for the rewards, with the token of
+The engine's server listens on loopback with a key of its own. This process listens for them, with the token of
 the pools and the limits of all listeners, and forwards requests for :data:`PATHS`. It has no connection to the
 coordinator: its engine gets no weights and no samples.
 
@@ -38,7 +38,7 @@ MAX_REQUEST_BYTES = 16 << 20
 MAX_ANSWER_BYTES = 64 << 20
 WAITING_PER_SLOT = 16
 """Requests for each of the pool's maxConcurrency slots, one of them in work. With more, a request gets status 429."""
-NO_TOKEN = "this request requires the token that rljob gave to the job's rewards"
+NO_TOKEN = "this request requires the token that rljob gave to rewards and runners"
 DRAIN_SECONDS = 20 if os.environ.get("RLJOB_INSTANCE") else 1
 """For requests in work when this process ends; more in a pod, whose requests other pods take over."""
 
@@ -49,7 +49,7 @@ class FrozenEngine:
     Args:
         pool: the manifest's entry.
         start_engine: starts a server of the pool.
-        listen: HOST:PORT for the rewards.
+        listen: HOST:PORT for them.
         token: that requests send as bearer token.
         stall_seconds: a server that answers nothing for this long, although it has requests, is replaced.
     """
