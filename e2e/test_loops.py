@@ -102,8 +102,8 @@ async def test_branches_are_the_same_also_when_components_are_killed(tmp_path: P
 
 
 class NeverTwice:
-    """A frozen pool that never gives the same answer twice. ``sent``: the answers. ``again``: samples that asked although
-    both of their answers were recorded; ``harness`` has the ledger."""
+    """A frozen pool that never gives the same answer twice. ``sent``: the answers. ``again``: samples that asked when
+    both of their answers were recorded. ``harness`` has the ledger."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []

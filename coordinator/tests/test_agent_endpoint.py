@@ -19,6 +19,7 @@ from rljob.protocol.branches import before
 from rljob.protocol.messages import (
     GenerateResult,
     LeaseTrajectory,
+    PoolAnswered,
     TrajectoryFailed,
     TrajectoryScored,
     context_digest,
@@ -30,8 +31,11 @@ from rljob.runner.agents.agent_endpoint import AgentEndpoint
 from rljob.runner.agents.agent_program import AgentFunction, load_program
 from rljob.runner.agents.leased_agent import AgentRuntime
 from rljob.runner.chat import ChatTemplate
+from rljob.runner.context import TrajectoryError
 from rljob.runner.leased_trajectory import LeasedTrajectory, TaskRuntime
 from rljob.runner.loops.agent_loop import agent
+from rljob.runner.pools.leased_questions import PoolRuntime
+from rljob.runner.pools.question import Question
 from rljob.runner.prompts import Prompt
 
 CHATML = (
@@ -83,6 +87,7 @@ class Stage:
         self.endpoint, self.codec, self.chat = endpoint, Letters(), make_template()
         self.reward = LengthReward()
         self.requests, self.asked = [], []  # and their contexts as token ids
+        self.questions = []  # to the pool
         self.gate = asyncio.Event()
         self.gate.set()
         self.trajectory = None
@@ -92,7 +97,7 @@ class Stage:
         """The contexts of the turns, as text."""
         return ["".join(map(chr, array("i", context))).replace("\x00", "<end>") for context in self.asked]
 
-    def start(self, program, length=500, scored=True, sampling=None):
+    def start(self, program, length=500, scored=True, sampling=None, pools=()):
         """Start a trajectory; return the queue of its messages."""
         fields = {"name": "chat", "data": {"seeds": {}}, "loop": "agent", "agent": {"function": "mine:solve"}}
         task = Task.model_validate(
@@ -101,11 +106,19 @@ class Stage:
         if not isinstance(program, AgentFunction | AgentCommand):
             program = AgentFunction(program, ("base_url", "api_key", "row", "seed"))
         runtime = AgentRuntime(program, self.endpoint, self.chat, self.codec, [END], length, task.scored, 3)
-        kit = TaskRuntime(task, agent, self.reward if scored else None, length, 1.0, 600.0, None, runtime)
+        frozen = PoolRuntime(dict.fromkeys(pools, self), ["main"])
+        kit = TaskRuntime(task, agent, self.reward if scored else None, length, 1.0, 600.0, None, runtime, frozen)
         lease = LeaseTrajectory(sample="g0.0", task="chat", row=4, split="train", turns=[], attempt=2, lease=7)
         sent = asyncio.Queue()
         self.trajectory = LeasedTrajectory(lease, kit, Prompts(), self.codec, sent.put_nowait)
         return sent
+
+    async def answer(self, question, seed, seconds):
+        """Answer as the pool ``teacher``."""
+        self.questions.append(question)
+        if question.content[0]["content"] == "refuse":
+            raise TrajectoryError("pool teacher refused the question of the loop (HTTP 400: no)")
+        return f"hint {len(self.questions)}", "length"
 
     async def play(self, program, answers, **options):
         """Return the result of a trajectory."""
@@ -114,6 +127,9 @@ class Stage:
             message = await sent.get()
             if isinstance(message, TrajectoryScored | TrajectoryFailed):
                 return message
+            if isinstance(message, PoolAnswered):
+                self.trajectory.questions.receive(message.answer)
+                continue
             self.requests.append(message)
             key = (message.turn, message.branch)
             earlier = known[before(key)]
@@ -159,6 +175,35 @@ def asking(*calls, returns=None, **body):
 
 def user(text):
     return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_whose_model_is_a_frozen_pool_is_answered_by_it_and_is_no_turn(stage, stream):
+    async def solve(base_url, api_key, row, seed):
+        async with client(base_url, api_key) as model:
+            listed = [each.id async for each in model.models.list()]
+            asked = {"messages": [user("hint?")], "temperature": 0.5, "top_p": 0.9, "max_tokens": 3, "stop": ["."]}
+            if stream:
+                chunks = [
+                    chunk async for chunk in await model.chat.completions.create(model="teacher", stream=True, **asked)
+                ]
+                hint, finish = chunks[0].choices[0].delta.content, chunks[-1].choices[0].finish_reason
+            else:
+                choice = (await model.chat.completions.create(model="teacher", **asked)).choices[0]
+                hint, finish = choice.message.content, choice.finish_reason
+            assert (listed, hint, finish) == (["policy", "teacher"], "hint 1", "length")
+            with pytest.raises(openai.BadRequestError, match="pool teacher refused the question"):
+                await model.chat.completions.create(model="teacher", messages=[user("refuse")])
+            with pytest.raises(openai.BadRequestError, match="with temperature 'hot'"):
+                await model.chat.completions.create(model="teacher", messages=[user("x")], temperature="hot")
+            await model.chat.completions.create(model="policy", messages=[user(hint)])
+
+    result = await stage.play(solve, ["yes"], pools=["teacher"])
+    assert isinstance(result, TrajectoryScored) and (result.turns, result.reward) == (1, 3.0)
+    assert stage.contexts == ["<user>hint 1<end>\n<assistant>"]
+    hint = Question("teacher", [{"role": "user", "content": "hint?"}], 3, 0.5, 0.9, (".",))
+    default = Question("teacher", [{"role": "user", "content": "refuse"}], 20, 1.0, 1.0, ())
+    assert stage.questions == [hint, default]
 
 
 async def test_calls_become_turns_whose_tokens_are_never_encoded_again(stage):

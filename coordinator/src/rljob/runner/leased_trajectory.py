@@ -258,7 +258,8 @@ class LeasedTrajectory:
                     self.runtime.environment, lease, self._prompt, self._set_prompt, self.in_call
                 )
             if self.runtime.agent is not None:
-                self._agent = LeasedAgent(self.runtime.agent, lease, self._root, self._set_prompt)
+                pools = self.runtime.pools.frozen
+                self._agent = LeasedAgent(self.runtime.agent, lease, self._root, self._set_prompt, pools)
             self._arm()
             result = self._scored(await self.runtime.loop(self._root))
         except TrajectoryError as error:

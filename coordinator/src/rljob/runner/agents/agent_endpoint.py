@@ -119,9 +119,9 @@ class AgentEndpoint:
         return Response(completion(await answering, call), media_type="application/json")
 
     async def _models(self, request: Request) -> Response:
-        self._session(request)
-        model = {"id": "policy", "object": "model", "created": 0, "owned_by": "rljob"}
-        return Response(msgspec.json.encode({"object": "list", "data": [model]}), media_type="application/json")
+        names = ["policy", *self._session(request).pools]
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "rljob"} for name in names]
+        return Response(msgspec.json.encode({"object": "list", "data": models}), media_type="application/json")
 
     async def _unknown(self, request: Request) -> Response:
         raise RefusedCallError(

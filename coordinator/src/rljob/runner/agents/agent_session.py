@@ -6,6 +6,8 @@ chat template writes them after an answer. No text of the model that is known is
 fit, the longest counts. A call that begins with none (the first one, a rewritten history, a subagent) has all its
 messages as context.
 
+A call whose model is the name of a frozen pool is answered by that pool. It is no turn, and not trained.
+
 A second call after one answer, and a second conversation, are branches of the sample, also while other calls are
 answered. So what is trained is what the model saw, call by call.
 """
@@ -13,19 +15,20 @@ answered. So what is trained is what the model saw, call by call.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import blake3
 
-from rljob.protocol.messages import TurnTokens
+from rljob.protocol.messages import PoolAnswer, TurnTokens
 from rljob.runner.agents.chat_reply import Answer
 from rljob.runner.agents.chat_request import CallMessage, ChatCall, rendered
 from rljob.runner.agents.refused_call import RefusedCallError
 from rljob.runner.chat import ChatTemplate
 from rljob.runner.context import TrajectoryError
 from rljob.runner.conversation import text_after_answer, tokens_after_answer
+from rljob.runner.prompt_content import Messages
 from rljob.runner.prompts import Encoder
 
 REPEATED = "x-stainless-retry-count"
@@ -44,6 +47,17 @@ class Generator(Protocol):
 
     async def generate(self, token_ids: bytes, max_tokens: int | None = None, stop: Sequence[str] = ()) -> TurnTokens:
         """Generate the next turn."""
+
+    async def ask(
+        self,
+        pool: str,
+        content: str | Messages,
+        max_tokens: int | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+    ) -> PoolAnswer:
+        """Ask a frozen pool."""
 
     def answer(self, turn: TurnTokens) -> str:
         """Return the text of an answer."""
@@ -84,6 +98,7 @@ class AgentSession:
         stop_token_ids: tokens that end an answer.
         max_model_length: tokens of the longest sequence that an engine accepts.
         first: receives text and token ids (int32 bytes) of the first context.
+        pools: names of the frozen pools.
     """
 
     def __init__(
@@ -94,7 +109,9 @@ class AgentSession:
         stop_token_ids: Sequence[int],
         max_model_length: int,
         first: Callable[[str, bytes], None],
+        pools: Collection[str] = (),
     ) -> None:
+        self.pools = pools
         self._generator = generator
         self._chat = chat
         self._encoder = encoder
@@ -147,7 +164,17 @@ class AgentSession:
         for answering in self._answering:
             answering.cancel()
 
+    async def _ask_pool(self, call: ChatCall) -> Answer:
+        sampling = (call.max_tokens, call.temperature, call.top_p, call.stop)
+        try:
+            answer = await self._generator.ask(call.model, rendered(call.messages), *sampling)
+        except TrajectoryError as error:  # the program may go on without it
+            raise RefusedCallError(str(error), param="model") from error
+        return Answer(f"chatcmpl-{self._generator.sample}-{call.model}", answer.text, answer.finish, 0, 0)
+
     async def _answer(self, call: ChatCall) -> Answer:
+        if call.model in self.pools:
+            return await self._ask_pool(call)
         before = max((one for one in self._answered if one.begins(call.messages)), default=self._begin, key=_preference)
         context = self._context(call, before)
         if len(context) // 4 >= self._max_model_length:

@@ -1,8 +1,8 @@
 """Requests of POST /v1/chat/completions: which fields are read, which are ignored, and which are refused by name.
 
 A request may say where its answer ends (`max_tokens`, `stop`). How tokens are drawn is set by the task's `sampling`:
-`temperature`, `top_p` and the like are ignored, because the trainer must know the distribution of every token. A field
-that would change the meaning of the answer is refused.
+`temperature`, `top_p` and the like are ignored, because the trainer must know the distribution of every token. A frozen
+pool gets the first two. A field that would change the meaning of the answer is refused.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ChatRequest(msgspec.Struct, forbid_unknown_fields=True):
     audio: Any = None
     prediction: Any = None
     web_search_options: Any = None
-    # ignored: how tokens are drawn
+    # how tokens are drawn: ignored, except for the first two if a frozen pool is asked
     temperature: Any = None
     top_p: Any = None
     top_k: Any = None
@@ -107,6 +107,8 @@ class ChatCall:
     stream: bool
     include_usage: bool  # in a stream
     model: str
+    temperature: float = 1.0  # of a frozen pool, as the next
+    top_p: float = 1.0
 
 
 _decoder = msgspec.json.Decoder(ChatRequest)
@@ -135,6 +137,8 @@ def read_call(body: bytes) -> ChatCall:
         stream=bool(request.stream),
         include_usage=options.get("include_usage") is True,
         model=request.model or "policy",
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=1.0 if request.top_p is None else request.top_p,
     )
 
 

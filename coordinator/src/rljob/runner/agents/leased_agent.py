@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -47,10 +47,16 @@ class LeasedAgent:
         lease: the trajectory.
         context: the trajectory, which generates the turns.
         set_prompt: receives the first context of the model.
+        pools: names of the frozen pools that the program may ask.
     """
 
     def __init__(
-        self, runtime: AgentRuntime, lease: LeaseTrajectory, context: Context, set_prompt: Callable[[Prompt], None]
+        self,
+        runtime: AgentRuntime,
+        lease: LeaseTrajectory,
+        context: Context,
+        set_prompt: Callable[[Prompt], None],
+        pools: Collection[str] = (),
     ) -> None:
         self._runtime = runtime
         self._lease = lease
@@ -58,7 +64,7 @@ class LeasedAgent:
         self._set_prompt = set_prompt
         self._key = ""
         self._session = AgentSession(
-            context, runtime.chat, runtime.encoder, runtime.stop_token_ids, runtime.max_model_length, self._begin
+            context, runtime.chat, runtime.encoder, runtime.stop_token_ids, runtime.max_model_length, self._begin, pools
         )
 
     async def run(self) -> AgentOutcome:

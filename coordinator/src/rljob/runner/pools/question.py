@@ -91,9 +91,10 @@ def make_question(
     is_chat = isinstance(content, list) and all(isinstance(each, dict) and "role" in each for each in content)
     if not content or not (isinstance(content, str) or is_chat):
         raise TrajectoryError(f"{asks} something else than a text or a list of messages with roles")
-    if not isinstance(max_tokens, int) or max_tokens < 1:
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
         raise TrajectoryError(f"{asks} with max_tokens {max_tokens!r}; give a whole number of at least 1")
-    if not (math.isfinite(temperature) and temperature >= 0 and 0 < top_p <= 1):
+    numbers = all(isinstance(each, int | float) and math.isfinite(each) for each in (temperature, top_p))
+    if not (numbers and temperature >= 0 and 0 < top_p <= 1):
         raise TrajectoryError(
             f"{asks} with temperature {temperature!r} and top_p {top_p!r}; give a temperature of at least 0, and a "
             "top_p above 0 and at most 1"
