@@ -125,7 +125,10 @@ def _answers(ledger: LedgerReader, number: int, attempt: int) -> list[AnswerDeta
         number,
         attempt,
     )
-    return [AnswerDetail(*row[:5], text=ledger.text(Location(*row[6:])), finish=row[5]) for row in map(tuple, rows)]
+    answers: list[AnswerDetail] = []
+    for branch, turn, pool, question, same, finish, *place in rows:
+        answers.append(AnswerDetail(branch, turn, pool, question, same, ledger.text(Location(*place)), finish))
+    return answers
 
 
 def _turns(ledger: LedgerReader, completions: str | None, first_attempt: int, notes: list[str]) -> list[TurnDetail]:
