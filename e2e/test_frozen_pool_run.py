@@ -1,5 +1,7 @@
 """examples/three_rewards.yaml without fakes: the quickstart's model learns with mathematics, code in the sandbox and a
-judge in a frozen pool. The judge is a tiny model that always gives the same score; its engine is killed once."""
+judge in a frozen pool. The judge is a tiny model that always gives the same score; its engine is killed once.
+
+A second job has a loop that asks the same pool."""
 
 from __future__ import annotations
 
@@ -14,14 +16,17 @@ from pathlib import Path
 import pytest
 import yaml
 
+from e2e.fakes.extensions import SEVEN
 from e2e.test_real_run import THOROUGH, rljob_run
 from rljob.api.tasks import Task
 from rljob.ledger.audit import audit
+from rljob.ledger.reader import LedgerReader
+from rljob.ledger.sample_detail import show
 from rljob.trainer.example_model import END, Recipe, build, make_batches, make_model, train_tokenizer, warm_up
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples/three_rewards.yaml"
 STEPS = 4
-SEEN = "this form: <score>1</score>"
+SEEN = SEVEN
 """The end of every prompt of the judge. The tiny judge's chat template shows it nothing else."""
 TEMPLATE = f"{{{{ messages[0]['content'][-{len(SEEN)}:] }}}}"
 
@@ -38,14 +43,18 @@ def make_judge(directory: Path) -> None:
     tokenizer.save_pretrained(directory)
 
 
-def manifest_of(directory: Path, judge: Path) -> Path:
-    """Write the example, shorter, with a policy made here and the tiny judge; return its path."""
+def manifest_of(directory: Path, judge: Path, loop: str = "") -> Path:
+    """Write the example, shorter, with a policy made here and the tiny judge; return its path. With a loop, which asks
+    the judge, the reward is mathematics alone."""
     body = yaml.safe_load(EXAMPLE.read_text())
     spec = body["spec"]
     del spec["initializer"]
     spec["models"][0]["source"], spec["models"][1]["source"] = str(directory / "policy"), str(judge)
     spec["rollouts"][1]["maxModelLength"] = 512
     spec["rewards"][2]["config"]["maxTokens"] = 64
+    if loop:
+        spec["tasks"][0] |= {"loop": loop, "moreRewards": [], "sampling": {"maxTokens": 32}}
+        spec["rewards"] = spec["rewards"][:1]
     spec["training"] = {"steps": STEPS, "promptsPerStep": 4, "samplesPerPrompt": 4}
     spec["evaluation"] = {"problems": 4}
     spec["tasks"][0]["data"]["jsonl"]["path"] = str(EXAMPLE.parents[1] / spec["tasks"][0]["data"]["jsonl"]["path"])
@@ -75,4 +84,31 @@ def test_a_model_learns_with_a_judge_of_the_job_whose_engine_is_killed(tmp_path:
     assert ends["trained"] == STEPS * 16 and ends["failed"] == 0
     assert {"reward/right", "reward/program", "reward/clear"} <= metrics[0].keys()
     assert {round(each["reward/clear"], 6) for each in metrics} == {round(6 / 9, 6)}, "the judge scored every sample"
+    assert "restarting it" in (directory / "logs/rollout-judge-0.log").read_text()
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not THOROUGH, reason="two minutes; test_loops.py has such a loop with fakes")
+def test_a_loop_asks_a_teacher_of_the_job_whose_engine_and_runner_are_killed(tmp_path: Path) -> None:
+    judge, directory = tmp_path / "judge", tmp_path / "run"
+    make_judge(judge)
+    loop = "e2e.fakes.extensions:ask_for_a_seven"
+    with rljob_run(manifest_of(tmp_path, judge, loop), directory) as run:
+        run.wait(lambda: run.step() >= 1, seconds=900)
+        os.kill(run.server("rollout-judge-0"), signal.SIGKILL)
+        run.wait(lambda: run.step() >= 2, seconds=900)
+        os.kill(run.pid("runner"), signal.SIGKILL)
+        assert run.process.wait(900) == 0, run.output()
+    report = audit(directory)
+    assert report.ok and report.finished, [problem for check in report.checks for problem in check.problems]
+    with LedgerReader(directory) as ledger:
+        ends = Counter(row["state"] for row in ledger.rows("SELECT state FROM samples"))
+        trained = [row["id"] for row in ledger.rows("SELECT id FROM samples WHERE state = 'trained'")]
+        samples = [show(ledger, sample) for sample in trained]
+    assert ends["trained"] == STEPS * 16 and ends["failed"] == 0
+    for sample in samples:
+        assert sorted((answer.text, answer.finish) for answer in sample.answers) == [("[[7", "stop"), ("[[7]]", "stop")]
+        _, second = sample.turns
+        assert second.given == "\n[[7]]\n[[7", "the answers are the observation before the second turn"
     assert "restarting it" in (directory / "logs/rollout-judge-0.log").read_text()

@@ -90,6 +90,23 @@ async def ask_teacher(context: Context) -> Score:
     return await context.score(context.answer(second), second.finish)
 
 
+SEVEN = "this form: <score>1</score>"
+"""What the tiny teacher of e2e/test_frozen_pool_run.py knows; its answer is a seven in brackets."""
+
+
+async def ask_for_a_seven(context: Context) -> Score:
+    """Generate an answer, ask the frozen pool ``judge`` by messages and by a text, and answer again after both."""
+    first = await context.generate(context.prompt.token_ids)
+    chat = [{"role": "user", "content": f"{context.prompt.text} {context.answer(first)}, in {SEVEN}"}]
+    hints = await asyncio.gather(
+        context.ask("judge", chat, max_tokens=16, temperature=0.0),
+        context.ask("judge", SEVEN, max_tokens=16, temperature=0.0, stop=["]]"]),
+    )
+    given = context.encode("".join(f"\n{hint.text}" for hint in hints))
+    second = await context.generate(context.prompt.token_ids + first.token_ids + given)
+    return await context.score(context.answer(first), second.finish)
+
+
 def accept(rewards: list[float]) -> bool:
     """Accept every group."""
     return True
