@@ -38,8 +38,9 @@ class MemoryLedger(LedgerWriter):
         self._execute()
         return super().query(statement, *row)
 
-    async def run(self) -> None:
-        """Commit until cancelled. A rejected statement ends this task and the simulation."""
+    async def run(self, interval: float = 0.0) -> None:
+        """Commit until cancelled, in the next iteration of the event loop. A rejected statement ends this task and the
+        simulation."""
         loop = asyncio.get_running_loop()
         self._failed, self._call_soon, self._due = loop.create_future(), loop.call_soon, True
         self._commit_queued()

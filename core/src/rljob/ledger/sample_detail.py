@@ -127,7 +127,9 @@ def _answers(ledger: LedgerReader, number: int, attempt: int) -> list[AnswerDeta
     )
     answers: list[AnswerDetail] = []
     for branch, turn, pool, question, same, finish, *place in rows:
-        answers.append(AnswerDetail(branch, turn, pool, question, same, ledger.text(Location(*place)), finish))
+        record = ledger.text(Location(*place))
+        text = None if record is None else record.text
+        answers.append(AnswerDetail(branch, turn, pool, question, same, text, finish))
     return answers
 
 

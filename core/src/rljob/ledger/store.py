@@ -1,10 +1,10 @@
 """The run's durable state: ledger (SQLite) and payload (segments), with group commit.
 
 The event loop queues statements and records; one thread commits them: first the payload with fsync, then the ledger's
-transaction. Statements queued during a commit form the next commit, so the size of commits follows the load. Commits begin
-at least ``interval`` seconds after each other, so that events of a moderate load share them; the first after a pause waits
-for nothing. External effects (messages, acknowledgements) are passed to :meth:`Store.then` and run after the commit of
-everything queued before them. The WAL is checkpointed by a thread of its own, by its length.
+transaction. Statements queued during a commit form the next commit, so the size of commits follows the load. Commits
+begin at least ``interval`` seconds after each other, so that events of a moderate load share them; the first after a
+pause waits for nothing. External effects (messages, acknowledgements) are passed to :meth:`Store.then` and run after
+the commit of everything queued before them. The WAL is checkpointed by a thread of its own, by its length.
 
 This module contains no SQL for particular tables: the writes are in :mod:`rljob.ledger.writer`, the queries in
 :mod:`rljob.ledger.queries`.

@@ -50,8 +50,7 @@ class KeptContexts:
     """The contexts and answers that an agent keeps, so that the requests of later turns only bring what they add.
 
     A context is here from a request on; with its end the answer is too. So branches can be made from it while the next
-    turn is generated. Without room, those that have been
-    here longest are dropped, and their requests are sent whole.
+    turn is generated. Without room, those that have been here longest are dropped, and their requests are sent whole.
 
     Args:
         max_bytes: of all contexts together.
