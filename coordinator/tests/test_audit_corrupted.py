@@ -56,6 +56,11 @@ OF_GROUP = "group_number = (SELECT group_number FROM samples WHERE step = 5 ORDE
 LAST_GROUP = "(SELECT id FROM groups WHERE kind = 'train' ORDER BY seq DESC LIMIT 1)"
 
 UNKNOWN = sample_number("g777.0")
+ANSWER = (
+    "INSERT INTO answers SELECT {number}, {attempt}, '', '', {equal}, 0, 'teacher', '{finish}', text_segment,"
+    f" text_position, text_length FROM samples WHERE id = {TRAINED}"
+)
+"""Statement that adds an answer of a frozen pool. Its text is that of the sample."""
 
 WRITTEN = (
     "(SELECT id FROM samples s WHERE step = 5 AND"
@@ -292,6 +297,21 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     ),
     "a sample was admitted that belongs to no group": (
         REFERENCES, sql(f"INSERT INTO samples (number) VALUES ({sample_number('g777.0')})"),
+    ),
+    "a frozen pool answered a question of an unknown sample": (
+        REFERENCES, sql(ANSWER.format(number=UNKNOWN, attempt=0, equal=0, finish="stop")),
+    ),
+    "an answer of a frozen pool is of a later attempt": (
+        REFERENCES, sql(ANSWER.format(number="number", attempt="attempt + 1", equal=0, finish="stop")),
+    ),
+    "an answer of a frozen pool has a negative number": (
+        REFERENCES, sql(ANSWER.format(number="number", attempt="attempt", equal=-1, finish="stop")),
+    ),
+    "an answer of a frozen pool is not complete": (
+        REFERENCES, sql(ANSWER.format(number="number", attempt="attempt", equal=0, finish="abort")),
+    ),
+    "the text of an answer of a frozen pool is that of another sample": (
+        TEXTS, sql(ANSWER.format(number="number + 1", attempt="attempt", equal=0, finish="stop")),
     ),
     "a group is of a task that does not exist": (
         REFERENCES, sql(f"UPDATE groups SET task = 'products' WHERE id = {GROUP}"),
