@@ -88,6 +88,11 @@ class Schedule:
     doubled: float  # probability that a message arrives twice
     faults: tuple[Fault, ...]
 
+    @property
+    def turns_of_sample(self) -> int:
+        """Turns of all contexts of a sample."""
+        return self.turns * (1 + self.branches * (min(self.turns, 2) + 2))
+
 
 @functools.cache
 def manifest(alpha: int, redundant: tuple[int, int], in_flight: str, filtered: bool, function: bool) -> Any:
@@ -357,8 +362,7 @@ def check(run: FaultyRun) -> None:
             "SELECT sample, COUNT(DISTINCT turn || ':' || branch) AS turns FROM completions GROUP BY sample"
         )
     }
-    turns = run.schedule.turns * (1 + run.schedule.branches * (min(run.schedule.turns, 2) + 2))
-    assert all(lowest[sample] == turns for sample in listed)
+    assert all(lowest[sample] == run.schedule.turns_of_sample for sample in listed)
     check_engine_seconds(run.running)
     groups: Counter[str] = Counter(row["group_id"] for row in rows if row["state"] == "trained")
     assert set(groups.values()) == {2}, "groups are trained whole"
@@ -373,8 +377,7 @@ def check_answers(run: FaultyRun) -> None:
     assert run.ledger is not None
     counted = "SELECT COUNT(*) FROM answers a WHERE a.sample_number = s.number AND a.attempt = s.attempt"
     rows = run.ledger.query(f"SELECT s.id, ({counted}) FROM samples s WHERE s.state = 'trained'")
-    contexts = 1 + 3 * run.schedule.branches * run.schedule.turns
-    assert {row[1] for row in rows} == {run.schedule.asks * run.schedule.turns * contexts}
+    assert {row[1] for row in rows} == {run.schedule.asks * run.schedule.turns_of_sample}
 
 
 def check_contexts(ledger: LedgerWriter) -> None:

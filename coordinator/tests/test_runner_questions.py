@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from array import array
 from typing import Any
 
@@ -262,8 +263,7 @@ async def test_the_watchdog_waits_while_a_pool_answers() -> None:
     play = Play(asks_for_a_hint, Teacher(0.01))
     while not play.teacher.asked:
         await asyncio.sleep(0)
-    timer = play.trajectory._watchdog
-    assert timer is not None and timer.cancelled()
+    assert play.trajectory._stalls_at == math.inf, "a pool may take any time"
     play.trajectory.cancel()
 
 
