@@ -29,7 +29,7 @@ Key: TypeAlias = tuple[str, str, int]
 """Branch, question and number of a PoolAnswer."""
 
 
-class Pool(Protocol):
+class FrozenPool(Protocol):
     """Answers questions, as :class:`rljob.runner.pools.pool_client.PoolClient` does."""
 
     async def answer(self, question: Question, seed: int, seconds: float | None) -> tuple[str, str]:
@@ -40,7 +40,7 @@ class Pool(Protocol):
 class PoolRuntime:
     """The pools of a job, for all trajectories."""
 
-    frozen: Mapping[str, Pool] = field(default_factory=dict)  # by name
+    frozen: Mapping[str, FrozenPool] = field(default_factory=dict)  # by name
     policy: Collection[str] = ()  # names of the pools that serve the policy
     seed: int = 0  # the job's
 
@@ -90,7 +90,7 @@ class LeasedQuestions:
         seconds: float | None,
     ) -> PoolAnswer:
         """Return the recorded answer, or ask. ``branch``, ``turn``: as in :class:`PoolAnswer`. ``seconds``: as in
-        :meth:`Pool.answer`.
+        :meth:`FrozenPool.answer`.
 
         Raises:
             TrajectoryError: there is no such pool, or it gives no answer.
