@@ -236,8 +236,10 @@ TIME = [
         "output at exit and in threads",
         "import atexit\n"
         "atexit.register(lambda: print('exit'))\n"
-        "threading.Thread(target=lambda: (time.sleep(0.05), print('thread'))).start()\n"
-        "print('main')",
+        "printed = threading.Event()\n"
+        "threading.Thread(target=lambda: (printed.wait(), time.sleep(0.05), print('thread'))).start()\n"
+        "print('main')\n"
+        "printed.set()",
         prints("main", "thread", "exit"),
     ),
 ]
