@@ -93,7 +93,7 @@ class MemoryConnection(Connection):
     def __init__(self, role: str, link: MemoryLink) -> None:
         super().__init__(role)
         self._link = link
-        self._outgoing = _Direction(link.arrived, link.traffic)
+        self._outgoing = _Direction(self._arrived, link.traffic)
 
     def send(self, message: Any) -> None:
         """Send ``message`` unless the connection is closed."""
@@ -107,6 +107,10 @@ class MemoryConnection(Connection):
     def drop(self) -> None:
         """Lose the messages that have not arrived."""
         self._outgoing.drop()
+
+    def _arrived(self, frame: list[Any]) -> None:
+        if self._link.connection is self:  # else the connection is half-open: nothing arrives by it
+            self._link.arrived(frame)
 
 
 class MemoryLink:
@@ -142,9 +146,9 @@ class MemoryLink:
         self._connection: MemoryConnection | None = None
 
     @property
-    def connected(self) -> bool:
-        """Whether the process is connected."""
-        return self._connection is not None
+    def connection(self) -> MemoryConnection | None:
+        """The connection of the process; None if it has none."""
+        return self._connection
 
     def connect(self) -> None:
         """Connect and register, unless connected or the coordinator is away."""
