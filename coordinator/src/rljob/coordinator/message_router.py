@@ -40,6 +40,7 @@ class MessageRouter:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._guard = run.fail_run_on_error()
         self.engines = EngineMessages(run)
         self._handlers: dict[str, Handlers] = {
             "agent": self.engines,
@@ -61,7 +62,7 @@ class MessageRouter:
         """Handle the messages of a frame."""
         connection.heard = self._run.now
         receive = self._handlers[connection.role].receive
-        with self._run.fail_run_on_error():
+        with self._guard:
             for message in batch:
                 receive(connection, message)
 

@@ -16,6 +16,7 @@ STATUS_METRICS = (
 )  # fmt: skip
 """Metrics in the status besides those of the trainer; metrics.jsonl has all metrics."""
 ACTIVITIES = ("generating", "training", "updating_weights", "trainer_waiting")
+"""Of which the seconds are measured, in the order of :meth:`Stopwatches.set_all`."""
 ENGINE_SECONDS = "engine_seconds/"
 SMOOTHED_STEPS = 8
 """Steps over which the reported tokens per second are averaged: engines work ahead, so one step may have no tokens."""
@@ -28,6 +29,14 @@ class Stopwatches:
         self._clock = clock
         self._since: dict[str, float] = {}
         self._total = dict.fromkeys(ACTIVITIES, 0.0)
+        self._running: tuple[bool, ...] = ()  # of each activity
+
+    def set_all(self, *running: bool) -> None:
+        """Set whether each of ACTIVITIES is running now."""
+        if running != self._running:
+            self._running = running
+            for activity, on in zip(ACTIVITIES, running, strict=True):
+                self.set(activity, on)
 
     def set(self, activity: str, on: bool) -> None:
         """Set whether ``activity`` is running now."""

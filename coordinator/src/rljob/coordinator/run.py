@@ -122,7 +122,7 @@ class Run:
     def advance(self) -> None:
         """Take all steps that are possible in the current state."""
         self._advancing = False
-        with self.fail_run_on_error():
+        with self._guard:
             if self.over:
                 return
             if not self.suspending:
@@ -143,7 +143,8 @@ class Run:
         return self.finished or self.suspended or self.failure is not None
 
     def fail_run_on_error(self) -> AbstractContextManager[None]:
-        """Fail the run with a reason if the body raises, instead of leaving it stuck without one."""
+        """Fail the run with a reason if the body raises, instead of leaving it stuck without one. What is returned may
+        be entered again."""
         return self._guard
 
     def _evaluate(self) -> None:
@@ -232,12 +233,13 @@ class Run:
 
     def _update_timers(self) -> None:
         self.progress.engines.update(self.engines.by_instance, self.now)
-        watches, engines = self.progress.watches, self.engines.by_instance.values()
-        watches.set("generating", any(engine.requests for engine in engines))
-        watches.set("updating_weights", any(engine.update is not None for engine in engines))
+        generating = updating = False
+        for engine in self.engines.by_instance.values():
+            generating = generating or bool(engine.requests)
+            updating = updating or engine.update is not None
         session = self.trainer.session
-        watches.set("training", session.busy == "Train")
-        watches.set("trainer_waiting", session.connection is not None and not session.busy)
+        training, waiting = session.busy == "Train", session.connection is not None and not session.busy
+        self.progress.watches.set_all(generating, training, updating, waiting)
         self.loads.update()
 
     def _finish(self) -> None:

@@ -198,8 +198,10 @@ class WeightPublisher:
 
     def outdated_engines(self) -> list[EngineRecord]:
         """Return the engines that need the trainer's weights and have no running update."""
-        newest = (self.lineage, self._run.version)
-        outdated = [engine for engine in self._engines.connected() if engine.serving != newest]
+        current = (self.lineage, self._run.version)
+        outdated = [engine for engine in self._engines.connected() if engine.serving != current]
+        if not outdated:
+            return []  # nearly always: it is asked after every event while the trainer is free
         free = [e for e in outdated if e.update is None and e.state not in ("starting", "leaving")]
         return [engine for engine in free if self._run.needs_weights(engine)]
 

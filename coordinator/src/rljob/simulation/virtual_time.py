@@ -11,7 +11,7 @@ import heapq
 from asyncio import base_events
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context, copy_context
+from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
 
 Result = TypeVar("Result")
@@ -37,7 +37,7 @@ class _Callback(asyncio.Handle):
         self._callback = callback
         self._args = args
         self._loop = loop
-        self._context = context or copy_context()
+        self._context = context
         self._cancelled = False
         self._repr = self._source_traceback = None
 
@@ -59,13 +59,17 @@ class _Timer(asyncio.TimerHandle):
         self._callback = callback
         self._args = args
         self._loop = loop
-        self._context = context or copy_context()
+        self._context = context
         self._cancelled = False
+        self._scheduled = True
         self._repr = self._source_traceback = None
 
 
 class VirtualLoop(base_events.BaseEventLoop):
-    """asyncio's own event loop, which sets the time of the next timer where a real loop waits."""
+    """asyncio's own event loop, which sets the time of the next timer where a real loop waits.
+
+    A callback that is not a task's, and for which no context is given, runs in the context of the loop.
+    """
 
     _ready: deque[Any]  # of handles
     _stopping: bool
@@ -106,35 +110,52 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Drop the cancelled timers if they are many."""
+        if not handle._scheduled:  # type: ignore[attr-defined]  # it has run
+            return
         self._timers_cancelled += 1
         if self._timers_cancelled > max(MOST_CANCELLED, len(self._timers) // 2):
-            self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
+            self._timers[:] = [entry for entry in self._timers if not entry[2]._cancelled]
             heapq.heapify(self._timers)
             self._timers_cancelled = 0
 
     def _run_once(self) -> None:
-        """Run the callbacks that are ready, and the timers that are due. If there are none, advance the time.
+        """Run the callbacks that are ready, and the timers that are due, until the loop is stopped. If there are none,
+        advance the time.
 
         Raises:
             StandstillError: there is no timer.
         """
         ready, timers = self._ready, self._timers
-        if not ready and not self._stopping:
-            while timers and timers[0][2].cancelled():
-                heapq.heappop(timers)
-            if not timers:
-                raise StandstillError("nothing is left to happen, and the program waits")
-            if timers[0][0] > self._now:  # it is less if the time was changed
+        while True:
+            while timers and (timers[0][2]._cancelled or timers[0][0] < self._now + TIME_RESOLUTION):
+                timer = heapq.heappop(timers)[2]
+                timer._scheduled = False
+                if timer._cancelled:
+                    self._timers_cancelled -= 1
+                else:
+                    ready.append(timer)
+            if ready:
+                self._run_ready(len(ready))
+            elif timers and not self._stopping:
                 self._now = timers[0][0]
-        end = self._now + TIME_RESOLUTION
-        while timers and timers[0][0] < end:
-            ready.append(heapq.heappop(timers)[2])
-        for _ in range(len(ready)):
+                continue
+            elif not self._stopping:
+                raise StandstillError("nothing is left to happen, and the program waits")
+            if self._stopping:
+                return
+
+    def _run_ready(self, count: int) -> None:
+        """Run the first ``count`` callbacks that are ready."""
+        ready = self._ready
+        for _ in range(count):
             handle = ready.popleft()
             if handle._cancelled:
                 continue
             try:
-                handle._context.run(handle._callback, *handle._args)
+                if handle._context is None:
+                    handle._callback(*handle._args)
+                else:
+                    handle._context.run(handle._callback, *handle._args)
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:  # noqa: BLE001 (as in asyncio: it is logged, and the loop continues)

@@ -24,26 +24,30 @@ class GrowingDigest:
     def __init__(self) -> None:
         self._hasher: blake3.blake3 | None = None
         self._pending: list[bytes] = []
+        self._digest = ""  # of all token ids; empty: it is not known
 
     def copy(self) -> GrowingDigest:
         """Return a digest of the same token ids, which grows on its own."""
         result = GrowingDigest()
         result._hasher = None if self._hasher is None else self._hasher.copy()
-        result._pending = [*self._pending]
+        result._pending, result._digest = [*self._pending], self._digest
         return result
 
     def append(self, token_ids: bytes) -> None:
         """Append token ids (int32 bytes)."""
         self._pending.append(token_ids)
+        self._digest = ""
 
     def digest(self) -> str:
         """Return :func:`rljob.protocol.messages.context_digest` of all token ids so far."""
-        pending, self._pending = self._pending, []
-        if self._hasher is None:
-            self._hasher = blake3.blake3()
-        for token_ids in pending:
-            self._hasher.update(token_ids)
-        return self._hasher.hexdigest(DIGEST_BYTES)
+        if not self._digest:
+            if self._hasher is None:
+                self._hasher = blake3.blake3()
+            for token_ids in self._pending:
+                self._hasher.update(token_ids)
+            self._pending.clear()
+            self._digest = self._hasher.hexdigest(DIGEST_BYTES)
+        return self._digest
 
 
 class KeptContexts:

@@ -194,10 +194,12 @@ class RequestQueue:
         able = _Eligibility(present, eligible)
         ranked = [(engine.rank, engine) for engine in with_room]
         heapq.heapify(ranked)
+        outranked = set[Load]()  # engines that got a request as the home of one since they were ranked
         free = sum(max(0, engine.max_concurrency - len(engine.requests)) for engine in with_room)
         while ranked and self._live:
-            rank, engine = heapq.heappop(ranked)
-            if rank != engine.rank:  # it got a request as the home of one
+            _, engine = heapq.heappop(ranked)
+            if engine in outranked:
+                outranked.discard(engine)
                 if engine.free_slots > 0:
                     heapq.heappush(ranked, (engine.rank, engine))
                 continue
@@ -207,6 +209,8 @@ class RequestQueue:
             target = self._home_of(found, engine, able)
             free -= not target.busy
             self._sent(found, target)
+            if target is not engine:
+                outranked.add(target)
             if engine.free_slots > 0:
                 heapq.heappush(ranked, (engine.rank, engine))
             yield found, target
