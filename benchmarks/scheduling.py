@@ -220,7 +220,7 @@ def main() -> None:
     if options.processes < 1:
         parser.error(f"--processes is {options.processes}; give at least 1")
     time_limit.limit("benchmarks.scheduling", options.timeout)
-    with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=20) as pool:
+    with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=200) as pool:
         found = Measurement(pool, options.scale)
         for name in options.only:
             measure(name, found)
