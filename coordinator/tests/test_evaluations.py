@@ -289,7 +289,7 @@ async def test_a_run_of_no_steps_evaluates_and_succeeds(new_world: Any, tmp_path
         rollouts=POOLS if engines == "dedicated" else POOLS[:1],
     )
     world = await begin(new_world, tmp_path, manifest, ["main", "exam"] if engines == "dedicated" else 1)
-    await world.some(2)
+    await world.some(1)
     assert status_of(world.run).state == "Starting"
     await world.settle()
     assert status_of(world.run).state == "Succeeded" and versions(world) == [0]

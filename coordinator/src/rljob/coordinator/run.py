@@ -109,18 +109,22 @@ class Run:
         """Called once the end of the run is durable; must set ``ended``, on which the status depends."""
         self._advancing = False
         self._guard = _FailRunOnError(self)
+        ledger.before_commit = self.advance
         self._tasks = {task.name: task for task in spec.tasks}
 
     # --- the core loop ---
 
     def changed(self) -> None:
-        """Schedule :meth:`advance` after the events of this iteration of the event loop."""
+        """Have :meth:`advance` called before the next commit: after the events of this iteration of the event loop, and
+        those that arrive while a commit runs. What it sends would wait for that commit in any case."""
         if not self._advancing:
             self._advancing = True
-            self._loop.call_soon(self.advance)
+            self.ledger.wake()
 
     def advance(self) -> None:
-        """Take all steps that are possible in the current state."""
+        """Take all steps that are possible in the current state, if it has changed."""
+        if not self._advancing:
+            return
         self._advancing = False
         with self._guard:
             if self.over:

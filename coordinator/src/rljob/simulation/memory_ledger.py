@@ -24,12 +24,17 @@ class MemoryLedger(LedgerWriter):
         super().__init__(None)
         self._call_soon: Callable[[Callable[[], None]], object] | None = None  # of the loop, from :meth:`run` on
         self._failed: asyncio.Future[None]
-        self._due = False
+        self._due = self._woken = False
         self._waiting: list[Any] = []  # committed, as far as queries see, and not executed
 
     def then(self, effect: Callable[[], None]) -> None:
         """Call ``effect`` when everything queued so far is committed."""
         self._effects.append(effect)
+        self.wake()
+
+    def wake(self) -> None:
+        """Call ``before_commit`` in the next iteration of the event loop, and commit what is queued then."""
+        self._woken = True
         if not self._due:
             self._schedule()
 
@@ -48,8 +53,7 @@ class MemoryLedger(LedgerWriter):
 
     def _put(self, queued: Any) -> None:
         self._queue.append(queued)
-        if not self._due:
-            self._schedule()
+        self.wake()
 
     def _schedule(self) -> None:
         if self._call_soon is not None:
@@ -58,7 +62,9 @@ class MemoryLedger(LedgerWriter):
 
     def _commit_queued(self) -> None:
         try:
-            while self._queue or self._effects:
+            while self._woken:
+                self._woken = False
+                self.before_commit()
                 self._waiting += self._queue
                 self._queue.clear()
                 effects, self._effects = self._effects, []

@@ -110,6 +110,8 @@ class Store:
         self._queue: list[_Queued] = []
         self._effects: list[Effect] = []
         self._wake = asyncio.Event()
+        self.before_commit: Effect = lambda: None
+        """Called before each commit: what it queues is in the commit."""
         self._locks: list[int] = []
         try:
             # Both: a coordinator with another volume for its ledger must not write to the payload.
@@ -190,6 +192,10 @@ class Store:
         self._effects.append(effect)
         self._wake.set()
 
+    def wake(self) -> None:
+        """Call ``before_commit`` soon, and commit what is queued then."""
+        self._wake.set()
+
     def query(self, statement: str, *row: Any) -> list[sqlite3.Row]:
         """Return committed rows. Short queries only: it runs in the event loop."""
         return self._reader.execute(statement, row).fetchall()
@@ -204,16 +210,18 @@ class Store:
         due = 0.0
         while True:
             await self._wake.wait()
-            if self._queue and loop.time() < due:
+            if loop.time() < due:
                 await asyncio.sleep(due - loop.time())
-            due = loop.time() + interval
             self._wake.clear()
+            self.before_commit()
             queue, self._queue = self._queue, []
             effects, self._effects = self._effects, []
-            if self._thread is None:
-                self._commit(queue)
-            elif queue:
-                await loop.run_in_executor(self._thread, self._commit, queue)
+            if queue:
+                due = loop.time() + interval
+                if self._thread is None:
+                    self._commit(queue)
+                else:
+                    await loop.run_in_executor(self._thread, self._commit, queue)
             for effect in effects:
                 effect()
 
