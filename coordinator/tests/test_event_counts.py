@@ -6,11 +6,10 @@ import json
 import random
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from world import job, random_job
+from world import FakePeer, job, random_job
 
 from rljob.coordinator.event_counts import EVENTS, REASONS, EventCounts
 from rljob.coordinator.status_report import status_of
@@ -112,7 +111,8 @@ async def test_an_answer_from_an_engine_that_lost_the_request_aborts_it_elsewher
     key = next(iter(engine.requests))
     turn = world.run.trajectories.by_sample[key[0]].turns[key[1], key[3]]
     context = m.context_digest(turn.given + turn.token_ids)
-    agent = SimpleNamespace(send=lambda message: None, instance="another")
+    agent = FakePeer("agent")
+    agent.instance = "another"
     world.run.trajectories.completed(m.Completion(m.RequestId(*key), b"", b"", [], "stop", 0.0, context), agent)
     assert events(world) == {"aborted/elsewhere": 1}
 

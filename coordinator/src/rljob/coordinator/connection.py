@@ -10,7 +10,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rljob.protocol.messages import Reject, encode, encode_frame, frame_length
+from rljob.protocol.messages import (
+    AckCompletions,
+    AckTrajectories,
+    Reject,
+    RequestId,
+    encode,
+    encode_frame,
+    frame_length,
+)
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +51,14 @@ class Connection(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the connection after all queued messages are sent."""
+
+    def acknowledge_completions(self, request_ids: list[RequestId]) -> None:
+        """Acknowledge durable completions to an agent."""
+        self.send(AckCompletions(request_ids))
+
+    def acknowledge_trajectories(self, samples: list[str]) -> None:
+        """Acknowledge durable scores and failures to a runner."""
+        self.send(AckTrajectories(samples))
 
     def reject(self, reason: str, fatal: bool) -> None:
         """Reject a message; a fatal rejection closes the connection."""

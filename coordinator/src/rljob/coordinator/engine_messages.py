@@ -137,7 +137,7 @@ class EngineMessages:
             run.trajectories.completed(completion, connection)
         except ValueError as error:
             run.outcomes.failed(run.trajectories.by_sample[request_id.sample], str(error), "protocol")
-            run.ledger.then(lambda: connection.send(m.AckCompletions([request_id])))
+            run.ledger.then_join(connection.acknowledge_completions, request_id)
 
     def _generation_failed(self, engine: EngineRecord, message: m.GenerationFailed) -> None:
         run = self._run

@@ -83,14 +83,14 @@ class EngineSeconds:
             if account is None and engine.connection is not None:
                 account = self._take(engine, at)
             if account is not None:
-                self._follow(account, engine, at, now)
+                activity = activity_of(engine, now)
+                if activity != account.activity or engine.update != account.update:
+                    self._follow(account, engine, at, activity)
 
     @staticmethod
-    def _follow(account: EngineAccount, engine: EngineRecord, at: float, now: float) -> None:
-        activity = activity_of(engine, now)
+    def _follow(account: EngineAccount, engine: EngineRecord, at: float, activity: str) -> None:
         other = engine.update != account.update
-        if activity != account.activity or other:
-            account.advance(at, activity)
+        account.advance(at, activity)
         if other:  # an update that was acknowledged has nothing undecided
             account.decide()
             account.update = engine.update

@@ -84,11 +84,11 @@ class RunnerMessages:
                 run.outcomes.failed(trajectory, str(error), "protocol")
             else:
                 run.outcomes.scored(trajectory, turn_rewards, message)
-        run.ledger.then(lambda: connection.send(m.AckTrajectories([message.sample])))
+        run.ledger.then_join(connection.acknowledge_trajectories, message.sample)
 
     def _failed(self, connection: Connection, message: m.TrajectoryFailed) -> None:
         run = self._run
         trajectory = run.trajectories.current(message, connection)
         if trajectory is not None:
             run.outcomes.failed(trajectory, message.reason, "runner")
-        run.ledger.then(lambda: connection.send(m.AckTrajectories([message.sample])))
+        run.ledger.then_join(connection.acknowledge_trajectories, message.sample)

@@ -295,7 +295,7 @@ class Trajectories:
         else:
             self._events.requeued("update" if updating else "interrupted")
             self._enqueue(trajectory, branch, request_id.turn)
-        self._ledger.then(lambda: agent.send(m.AckCompletions([request_id])))
+        self._ledger.then_join(agent.acknowledge_completions, request_id)
         self._changed()
 
     def _record(

@@ -32,6 +32,11 @@ class MemoryLedger(LedgerWriter):
         self._effects.append(effect)
         self.wake()
 
+    def then_join(self, effect: Callable[[list[Any]], None], item: Any) -> None:
+        """Call ``effect`` once with its items of a commit."""
+        super().then_join(effect, item)
+        self.wake()
+
     def wake(self) -> None:
         """Call ``before_commit`` in the next iteration of the event loop, and commit what is queued then."""
         self._woken = True
@@ -68,8 +73,11 @@ class MemoryLedger(LedgerWriter):
                 self._waiting += self._queue
                 self._queue.clear()
                 effects, self._effects = self._effects, []
+                joined, self._joined = self._joined, {}
                 for effect in effects:
                     effect()
+                for join, items in joined.items():
+                    join(items)
             self._due = False
             if len(self._waiting) >= MOST_WAITING:
                 self._execute()

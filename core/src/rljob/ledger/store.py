@@ -2,9 +2,9 @@
 
 The event loop queues statements and records; one thread commits them: first the payload with fsync, then the ledger's
 transaction. Statements queued during a commit form the next commit, so the size of commits follows the load. Commits
-begin at least ``interval`` seconds after each other, so that events of a moderate load share them; the first after a
-pause waits for nothing. External effects (messages, acknowledgements) are passed to :meth:`Store.then` and run after
-the commit of everything queued before them. The WAL is checkpointed by a thread of its own, by its length.
+begin at least ``interval`` seconds after each other, so that the events of a moderate load share them; the first one
+after a pause does not wait. External effects (messages, acknowledgements) are passed to :meth:`Store.then` and run
+after the commit of everything queued before them. The WAL is checkpointed by a thread of its own, by its length.
 
 This module contains no SQL for particular tables: the writes are in :mod:`rljob.ledger.writer`, the queries in
 :mod:`rljob.ledger.queries`.
@@ -109,6 +109,7 @@ class Store:
         self.directory = directory or Path(":memory:")
         self._queue: list[_Queued] = []
         self._effects: list[Effect] = []
+        self._joined: dict[Callable[[list[Any]], None], list[Any]] = {}
         self._wake = asyncio.Event()
         self.before_commit: Effect = lambda: None
         """Called before each commit: what it queues is in the commit."""
@@ -192,6 +193,11 @@ class Store:
         self._effects.append(effect)
         self._wake.set()
 
+    def then_join(self, effect: Callable[[list[Any]], None], item: Any) -> None:
+        """Call ``effect`` once with its items of a commit, as :meth:`then` does, and after those effects."""
+        self._joined.setdefault(effect, []).append(item)
+        self._wake.set()
+
     def wake(self) -> None:
         """Call ``before_commit`` soon, and commit what is queued then."""
         self._wake.set()
@@ -216,6 +222,7 @@ class Store:
             self.before_commit()
             queue, self._queue = self._queue, []
             effects, self._effects = self._effects, []
+            joined, self._joined = self._joined, {}
             if queue:
                 due = loop.time() + interval
                 if self._thread is None:
@@ -224,6 +231,8 @@ class Store:
                     await loop.run_in_executor(self._thread, self._commit, queue)
             for effect in effects:
                 effect()
+            for join, items in joined.items():
+                join(items)
 
     async def drain(self) -> None:
         """Wait until everything queued so far is durable and its effects have run."""
