@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.pool import Pool
 from pathlib import Path
@@ -82,7 +83,8 @@ class Measurement:
 
 
 def measure_long_answers(scenario: Scenario, all_: Measurement) -> None:
-    """rlvr_long: α = 1, 2, 4 against a synchronous run, each with its best split of the nodes."""
+    """rlvr_long: α = 1, 2, 4 against a synchronous run, each with its best split of the nodes: the shortest step, at
+    α = 4 of the splits whose samples are as young as the scenario demands of the same run."""
     steps, seeds, targets = all_.count(scenario["steps"], 40), scenario["seeds"], scenario["targets"]
     baseline = all_.runs(long_answers, seeds, scenario, Policy(baseline=True), steps, 0)
     all_.figures["rlvr_synchronous_step_seconds"] = statistics.fmean(mean_of(baseline, "step"))
@@ -94,7 +96,8 @@ def measure_long_answers(scenario: Scenario, all_: Measurement) -> None:
         ("rlvr_async_speedup_alpha_2_two_redundant", Policy(alpha=2, groups=2)),
     ]
     for name, policy in cases:
-        nodes = _best_split(scenario, all_, policy)
+        limit = targets["rlvr_async_mean_age"] if policy.alpha == 4 else math.inf
+        nodes = _best_split(scenario, all_, policy, limit)
         runs = all_.runs(long_answers, seeds, scenario, policy, steps, nodes)
         all_.speedup(name, baseline, runs, targets[name], "step")
         lengths, submitted = ([x for run in runs for x in getattr(run, each)] for each in ("lengths", "submitted"))
@@ -114,11 +117,27 @@ def measure_long_answers(scenario: Scenario, all_: Measurement) -> None:
     all_.targets["rlvr_async_mean_age"] = target(age, "<=", targets["rlvr_async_mean_age"])
 
 
-def _best_split(scenario: Scenario, all_: Measurement, policy: Policy) -> int:
-    """Return the number of engine nodes with the shortest step."""
+def _best_split(scenario: Scenario, all_: Measurement, policy: Policy, mean_age: float) -> int:
+    """Return the number of engine nodes with the shortest step, of those with a mean staleness of at most ``mean_age``
+    in the second half of a short run; of all, if there are none."""
     cases = [(scenario, 1, policy, SPLIT_STEPS, nodes) for nodes in SPLITS]
-    steps = mean_of(all_.pool.starmap(long_answers, cases, chunksize=1), "step")
-    return SPLITS[steps.index(min(steps))]
+    runs = all_.pool.starmap(long_answers, cases, chunksize=1)
+    return best_split(
+        mean_of(runs, "step"), [statistics.fmean(run.ages[len(run.ages) // 2 :]) for run in runs], mean_age
+    )
+
+
+def best_split(steps: Sequence[float], ages: Sequence[float], mean_age: float) -> int:
+    """Return the one of :data:`SPLITS` with the shortest step, of those whose age is at most ``mean_age`` if there are
+    any.
+
+    Args:
+        steps: seconds of a step with each split.
+        ages: mean staleness with each split.
+        mean_age: limit.
+    """
+    young = [i for i, age in enumerate(ages) if age <= mean_age] or range(len(steps))
+    return SPLITS[min(young, key=lambda i: steps[i])]
 
 
 def measure_constant_rate(scenario: Scenario, all_: Measurement) -> None:

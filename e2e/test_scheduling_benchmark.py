@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from benchmarks.scheduling import SCENARIOS
+from benchmarks.scheduling import SCENARIOS, SPLITS, best_split
 from benchmarks.scheduling_runs import Policy, environment, one_batch, trajectories
 from benchmarks.scheduling_statistics import draw, ratio, same_distribution, student_quantile, uniform
 
@@ -43,6 +43,13 @@ def test_draws_have_the_distributions_of_the_files():
     seconds = environment(scenario("redundant_env"), 1)
     slow = [latency for i in range(4000) if (latency := seconds(f"s{i}", 0)) > 40]
     assert len(slow) / 4000 == pytest.approx(0.02, abs=0.007)
+
+
+def test_the_best_split_has_the_shortest_step_of_those_with_young_samples():
+    steps, ages = [5.0, 3.0, 2.0, 4.0], [2.0, 2.2, 2.4, 2.6]
+    assert best_split(steps, ages, math.inf) == SPLITS[2]
+    assert best_split(steps, ages, 2.3) == SPLITS[1]
+    assert best_split(steps, ages, 1.0) == SPLITS[2], "no split is young enough: the target is then missed"
 
 
 def test_whole_batches_take_the_time_of_the_longest_samples():
