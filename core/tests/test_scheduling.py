@@ -434,13 +434,27 @@ def drain(queue: RequestQueue, engines: list[EngineLoad], start_groups: bool = T
 def test_a_group_is_not_packed_onto_a_small_engine() -> None:
     large, small = loaded("large", 64, 32), loaded("small", 4, 1)
     found = drain(queue_of(1, 8), [large, small])
-    assert [engine for _, engine in found] == ["small"] * 3 + ["large"] * 5, "it runs 4 and holds none"
+    assert [engine for _, engine in found] == ["small"] * 2 + ["large"] * 6, "it runs 4 and holds none"
 
 
 def test_while_slots_are_free_for_all_requests_they_are_balanced_over_the_engines() -> None:
     found = drain(queue_of(2, 4), [loaded("one", 8, 0), loaded("two", 8, 0)])
     assert Counter(engine for _, engine in found) == {"one": 4, "two": 4}
     assert {engine for sample, engine in found if sample.startswith("g0.")} == {"one", "two"}
+
+
+@pytest.mark.parametrize(("prefix_tokens", "largest"), [(0, 1), (99, 1), (100, 2), (200, 3)])
+def test_while_slots_are_free_members_follow_each_other_as_far_as_the_prefix_costs(
+    prefix_tokens: int, largest: int
+) -> None:
+    """Four requests of 100 tokens, and four engines that run one each. An engine that is ahead of the others by no more
+    than the tokens of the prefix gets the next one, too."""
+    queue, prefix = RequestQueue(), SharedPrefix()
+    for member in range(4):
+        key = (f"g0.{member}", 0, 0)
+        queue.put(Request(key, prefix, (1, 0, member), 100, prefix_tokens=prefix_tokens))
+    found = drain(queue, [loaded(f"e{number}", 8, 1) for number in range(4)])
+    assert max(Counter(engine for _, engine in found).values()) == largest
 
 
 @pytest.mark.parametrize("engines", [1, 3, 14])

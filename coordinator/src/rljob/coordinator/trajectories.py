@@ -211,7 +211,7 @@ class Trajectories:
         min_model_length = next((length for length in self._lengths if length >= tokens), tokens)
         request = Request(
             key, trajectory.sample.group.prefix, trajectory.order, tokens, trajectory.version, min_model_length,
-            branch.previous,
+            branch.previous, turn.context_tokens,
         )  # fmt: skip
         branch.request, trajectory.since = request, self._now()
         claimant = self._claims.pop(key, None)

@@ -8,7 +8,8 @@ engine that got the last request of the group. While more requests wait than slo
 requests whose home it is, then starts the next group, and takes requests of other homes only if a slot stays free
 otherwise. So the requests of a group follow each other on one engine. While slots are free for all requests, balance
 comes first: a request goes to its home only if the home's tokens per slot exceed those of the least loaded engine by at
-most those of the request, and of a next turn by at most those of ``TURN_EXCESS`` such requests.
+most those of the prefix, which another engine computes again, and of a next turn by at most those of ``TURN_EXCESS``
+such requests.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Request:
 
     ``order``: lower values are sent first. ``version``: the policy version that the engine must serve (evaluation);
     None: the current version. ``min_model_length``: the engine must support sequences of this many tokens.
-    ``previous``: the engine that got the previous request of the sample; None if this is the first.
+    ``previous``: the engine that got the previous request of the sample; None if this is the first. ``prefix_tokens``:
+    those of ``tokens`` that its home has.
     """
 
     key: RequestKey
@@ -58,6 +60,7 @@ class Request:
     version: int | None = None
     min_model_length: int = 0
     previous: EngineLoad | None = None
+    prefix_tokens: int = 0
     engine: EngineLoad | None = None  # the engine that holds the request
     queued: bool = False
 
@@ -274,10 +277,8 @@ class RequestQueue:
         if home is None or home is not request.home or home.free_slots <= 0 or home.busy > engine.busy:
             return engine
         excess = home.tokens_per_slot - engine.tokens_per_slot
-        requests = TURN_EXCESS if request.previous is not None else 1
-        return (
-            home if able(home, request.kind) and excess <= requests * request.tokens / home.max_concurrency else engine
-        )
+        tokens = request.prefix_tokens if request.previous is None else TURN_EXCESS * request.tokens
+        return home if able(home, request.kind) and excess <= tokens / home.max_concurrency else engine
 
 
 class _Eligibility(Generic[Load]):
