@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from world import job
 
 from rljob.protocol import messages as m
 from rljob.runner.context import Context
+from rljob.runner.leased_trajectory import LeasedTrajectory
 from rljob.simulation.simulated_engine import EngineModel
 from rljob.simulation.simulated_run import SimulatedCluster, SimulatedRun, simulate
 from rljob.simulation.virtual_time import StandstillError, run_in_virtual_time
@@ -134,6 +137,25 @@ def test_a_loop_waits_in_virtual_time_and_a_runner_drives_no_more_than_its_capac
     around = cluster([("main", EngineModel(4))], train_seconds=lambda batch: 0.0, loop=loop, capacity=2)
     outcome = simulate(job(1, 0, 2, 2), around)
     assert outcome.steps == pytest.approx([2 * (1 + 5 + 1)])
+
+
+def test_a_trajectory_that_ended_is_freed_without_the_garbage_collector(monkeypatch: Any) -> None:
+    made, kept = 0, WeakSet[LeasedTrajectory]()
+    make = LeasedTrajectory.__init__
+
+    def make_counted(self: LeasedTrajectory, *arguments: Any) -> None:
+        nonlocal made
+        made += 1
+        kept.add(self)
+        make(self, *arguments)
+
+    monkeypatch.setattr(LeasedTrajectory, "__init__", make_counted)
+    gc.disable()
+    try:
+        simulate(job(20, 1, 2, 2), cluster(ENGINES))
+        assert made >= 20 * 4 and len(kept) <= 3 * 4, "those of a batch and of the bound, at the end of the run"
+    finally:
+        gc.enable()
 
 
 def test_turns_and_members_of_a_group_find_their_prefix_while_requests_wait_for_slots() -> None:

@@ -113,7 +113,6 @@ class LeasedTrajectory:
         self._prompts = prompts
         self._send = send
         self._turns: dict[TurnKey, TurnTokens] = {}  # that this run of the loop has received
-        self._root = BranchContext(self)
         self._cancelled = False
         self._requests: dict[TurnKey, GenerateRequest] = {}  # of the turns that are generated
         self._answers: dict[TurnKey, asyncio.Future[GenerateResult | TurnTokens]] = {}
@@ -122,7 +121,6 @@ class LeasedTrajectory:
         self._episode: LeasedEpisode | None = None
         self._agent: LeasedAgent | None = None
         self._calls = 0  # of the loop, in progress
-        self._in_call = _InCall(self)
         self._loop = asyncio.get_running_loop()
         self._stalls_at = math.inf  # time of the event loop
         self._watchdog: asyncio.TimerHandle | None = None
@@ -205,7 +203,7 @@ class LeasedTrajectory:
 
     def in_call(self) -> AbstractContextManager[None]:
         """The loop waits for an engine, a frozen pool or a reward: the watchdog is off."""
-        return self._in_call
+        return _InCall(self)
 
     def begin_call(self) -> None:
         """A call of :meth:`in_call` begins."""
@@ -250,7 +248,7 @@ class LeasedTrajectory:
         self._task.cancel()
 
     async def _run(self) -> None:
-        lease = self.leased
+        lease, context = self.leased, BranchContext(self)  # not kept: cycles would occupy memory until a collection
         try:
             self._prompt = await self._make_prompt()
             if self.runtime.environment is not None:
@@ -259,9 +257,9 @@ class LeasedTrajectory:
                 )
             if self.runtime.agent is not None:
                 pools = self.runtime.pools.frozen
-                self._agent = LeasedAgent(self.runtime.agent, lease, self._root, self._set_prompt, pools)
+                self._agent = LeasedAgent(self.runtime.agent, lease, context, self._set_prompt, pools)
             self._arm()
-            result = self._scored(await self.runtime.loop(self._root))
+            result = self._scored(context, await self.runtime.loop(context))
         except TrajectoryError as error:
             self._fail(str(error))
         except asyncio.CancelledError:
@@ -294,8 +292,8 @@ class LeasedTrajectory:
     def _set_prompt(self, prompt: Prompt) -> None:
         self._prompt = prompt
 
-    def _scored(self, score: Score) -> TrajectoryScored:
-        """Return the result of a trajectory whose loop returned ``score``.
+    def _scored(self, context: BranchContext, score: Score) -> TrajectoryScored:
+        """Return the result of a trajectory whose loop was called with ``context`` and returned ``score``.
 
         Raises:
             TrajectoryError: the loop returned something other than a Score, an error, or a number that is not finite.
@@ -331,7 +329,7 @@ class LeasedTrajectory:
             sample=lease.sample,
             reward=reward,
             metrics=metrics,
-            text=self._root.answer(self._turns[last])[:TEXT_CHARACTERS],
+            text=context.answer(self._turns[last])[:TEXT_CHARACTERS],
             turns=len(credited),
             attempt=lease.attempt,
             turn_rewards=[] if single else credited,

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import struct
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -123,7 +123,7 @@ class LeasedQuestions:
 
     def end(self) -> None:
         """Cancel open questions, which tasks of the loop may have left behind."""
-        self._ended = True
+        self._ended, self._in_call = True, nullcontext  # the trajectory and its questions are no cycle any more
         for asking in self._open:
             asking.cancel()
 
