@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rljob.coordinator.engines import EngineRecord
+from rljob.coordinator.engines import SILENT_SECONDS, EngineRecord
 
 ENGINE_ACTIVITIES = ("generating", "waiting", "paused", "dead")
 """generating: it has requests. waiting: it could take requests, and has none. paused: it has no weights yet, or
@@ -161,7 +161,8 @@ def _is_connected(holder: EngineRecord | None) -> bool:
 
 def activity_of(engine: EngineRecord, now: float) -> str:
     """Return what a registered engine does; ``now``: time of the event loop."""
-    if engine.connection is None or engine.state == "starting" or engine.silent_seconds(now):
+    connection = engine.connection
+    if connection is None or engine.state == "starting" or now - connection.heard > SILENT_SECONDS:
         return "dead"
     if engine.update is None and engine.serving is not None:
         return "generating" if engine.requests else "waiting"
