@@ -7,26 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.tests.message_examples import STORED, UNIONS, example, text
 from rljob.protocol import messages
 from rljob.protocol.data import HELD_OUT_SHARE, is_held_out
 from rljob.protocol.environment import ComponentEnvironment, read_environment
 from rljob.protocol.messages import Generate, Reject, RequestId, SamplingParams, encode_frame, frame_decoder
 from rljob.protocol.run_status import RunStatus, decode_status, encode_status
 from rljob.protocol.score_messages import Score, ScoreItem, ScoreReply, ScoreRequest
-
-UNIONS = {name: value for name, value in vars(messages).items() if name.startswith(("From", "To"))}
-
-
-def example(kind):
-    """Return a value of a type, by its annotations."""
-    origin = typing.get_origin(kind)
-    if origin is list:
-        return [example(typing.get_args(kind)[0])] * 2
-    if origin is dict:
-        return {"name": example(typing.get_args(kind)[1])}
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return kind(*(example(hint) for hint in typing.get_type_hints(kind).values()))
-    return {str: "text", int: 7, float: 0.5, bool: True, bytes: b"\x01\0"}[kind]
 
 
 @pytest.mark.parametrize("name", UNIONS)
@@ -71,6 +58,10 @@ def test_a_message_has_its_type_on_the_wire():
     assert msgspec.msgpack.decode(encode_frame([message])) == [
         ["Generate", ["g17.3", 0, 1, ""], b"\x01\0\0\0", [1.0, 48, [2], 99, [], 0, 0], 0, ""]
     ]
+
+
+def test_every_message_is_on_the_wire_as_in_the_stored_file():
+    assert text() == STORED.read_text(), "python -m core.tests.message_examples --update updates the file"
 
 
 def test_a_request_for_scores_survives_encoding():
