@@ -21,10 +21,43 @@ import uvloop
 import zstandard
 
 from benchmarks.process_counters import cpu_seconds
-from rljob.protocol import messages as m
+from rljob.protocol.agent_protocol import (
+    Completion,
+    Completions,
+    Forget,
+    Generate,
+    PrefixMissing,
+    PrepareWeights,
+    RegisterEngine,
+    ToAgent,
+    WeightAck,
+)
 from rljob.protocol.contexts import GrowingDigest, KeptContexts
 from rljob.protocol.coordinator_link import CoordinatorLink
+from rljob.protocol.runner_protocol import (
+    AckTrajectories,
+    Cancel,
+    GenerateRequest,
+    GenerateResult,
+    LeaseTrajectory,
+    RegisterRunner,
+    ToRunner,
+    TrajectoryScored,
+)
 from rljob.protocol.shards import encode_selection
+from rljob.protocol.shared_messages import Message, Probe, VersionSpan
+from rljob.protocol.trainer_protocol import (
+    Checkpoint,
+    Checkpointed,
+    RegisterTrainer,
+    SendWeights,
+    StepDone,
+    ToTrainer,
+    Train,
+    TrainerRegistered,
+    WeightGroupReady,
+    WeightsSent,
+)
 
 FRAME_COMPLETIONS = 16
 FLUSH_SECONDS = 0.002
@@ -81,7 +114,7 @@ class Peers:
             struct.pack(f"<{load.tokens}f", *(-draw.random() for _ in range(load.tokens))) for _ in range(VARIANTS)
         ]
         self.observation = struct.pack(f"<{load.observation}i", *_ids(draw, load.observation))
-        self.due: deque[tuple[Agent, m.Generate]] = deque()
+        self.due: deque[tuple[Agent, Generate]] = deque()
         self.scored = 0
         self.served: set[int] = set()  # agents with weights
         self.ready, self.ended = asyncio.Event(), asyncio.Event()
@@ -96,15 +129,15 @@ class Peers:
         for task in done:
             task.result()
 
-    def link(self, role: str, incoming: object, first: m.Message) -> CoordinatorLink:
+    def link(self, role: str, incoming: object, first: Message) -> CoordinatorLink:
         """Return a connection that registers with ``first``."""
         return CoordinatorLink(self.url, role, self.token, incoming, lambda: [first])
 
-    def completion(self, request: m.Generate, version: int) -> m.Completion:
+    def completion(self, request: Generate, version: int) -> Completion:
         """Return what an engine answers."""
         which = hash(request.request_id.sample) % VARIANTS
-        spans = [m.VersionSpan(version, 0, self.load.tokens)]
-        return m.Completion(
+        spans = [VersionSpan(version, 0, self.load.tokens)]
+        return Completion(
             request.request_id, self.tokens[which], self.logprobs[which], spans, "stop", 1.0, request.context
         )
 
@@ -135,26 +168,26 @@ class Peers:
     async def _drive(self) -> None:
         await self.ready.wait()
         draw = random.Random(2)
-        leases: dict[str, tuple[m.LeaseTrajectory, GrowingDigest]] = {}
+        leases: dict[str, tuple[LeaseTrajectory, GrowingDigest]] = {}
         turn_tokens = self.load.tokens + self.load.observation
-        link = self.link("runner", m.ToRunner, m.RegisterRunner("runner", 1 << 20, {}))
+        link = self.link("runner", ToRunner, RegisterRunner("runner", 1 << 20, {}))
 
         def request(sample: str, turn: int, given: bytes) -> None:
             lease, before = leases[sample]
             prefix = (PROMPT_TOKENS + turn * turn_tokens - self.load.observation, before.digest()) if turn else (0, "")
             before.append(given)
             link.send(
-                m.GenerateRequest(
+                GenerateRequest(
                     sample, turn, given, self.load.tokens, 1.0, [0], lease.attempt, lease.lease, [], 0, *prefix
                 )
             )
 
         async for message in link.messages():
             match message:
-                case m.LeaseTrajectory():
+                case LeaseTrajectory():
                     leases[message.sample] = message, GrowingDigest()
                     request(message.sample, 0, PROMPT)
-                case m.GenerateResult(sample=sample) if sample in leases:
+                case GenerateResult(sample=sample) if sample in leases:
                     lease, before = leases[sample]
                     before.append(message.token_ids)
                     if message.turn + 1 < self.load.turns:
@@ -162,15 +195,15 @@ class Peers:
                     else:
                         reward, metrics = draw.random(), {"accuracy": 1.0}
                         link.send(
-                            m.TrajectoryScored(
+                            TrajectoryScored(
                                 sample, reward, metrics, TEXT, self.load.turns, lease.attempt, [], lease.lease
                             )
                         )
-                case m.AckTrajectories(samples=samples):
+                case AckTrajectories(samples=samples):
                     for sample in samples:
                         del leases[sample]
                         self._count()
-                case m.Cancel(samples=samples):
+                case Cancel(samples=samples):
                     for sample in samples:
                         leases.pop(sample, None)
 
@@ -184,39 +217,39 @@ class Peers:
 
     async def _train(self) -> None:
         incarnation = version = 0
-        link = self.link("trainer", m.ToTrainer, m.RegisterTrainer("trainer", 0, 0))
+        link = self.link("trainer", ToTrainer, RegisterTrainer("trainer", 0, 0))
         headers = {"Authorization": f"Bearer {self.token}"}
         connector = aiohttp.TCPConnector(keepalive_timeout=KEEP_ALIVE_SECONDS)
         async with aiohttp.ClientSession(headers=headers, connector=connector) as session:
             async for message in link.messages():
                 match message:
-                    case m.TrainerRegistered():
+                    case TrainerRegistered():
                         incarnation = message.incarnation
-                    case m.Train():
+                    case Train():
                         await self._pull(session, message)
                         version = message.step + 1
                         advantages = struct.pack(f"<{len(message.samples)}f", *([0.5] * len(message.samples)))
-                        link.send(m.StepDone(incarnation, message.step, {"loss": 0.0}, advantages))
-                    case m.SendWeights(update=update):
+                        link.send(StepDone(incarnation, message.step, {"loss": 0.0}, advantages))
+                    case SendWeights(update=update):
                         for reply in self._sent(message, incarnation, update, f"d{version}"):
                             link.send(reply)
-                    case m.Checkpoint():
-                        link.send(m.Checkpointed(incarnation, message.step, "checkpoints/none", "0" * 64))
+                    case Checkpoint():
+                        link.send(Checkpointed(incarnation, message.step, "checkpoints/none", "0" * 64))
 
-    def _sent(self, command: m.SendWeights, incarnation: int, update: int, digest: str) -> list[m.Message]:
+    def _sent(self, command: SendWeights, incarnation: int, update: int, digest: str) -> list[Message]:
         if not command.engines:
-            return [m.WeightsSent(incarnation, update, "", digest, 0.0, "")]
-        found: list[m.Message] = []
+            return [WeightsSent(incarnation, update, "", digest, 0.0, "")]
+        found: list[Message] = []
         for target in command.engines:
             engine, world = target.engine, 1 + target.workers
-            none = m.Probe([], [])
+            none = Probe([], [])
             found += [
-                m.WeightGroupReady(incarnation, update, engine, digest, "127.0.0.1", 1, world, "gloo", [], none),
-                m.WeightsSent(incarnation, update, engine, digest, 0.0, ""),
+                WeightGroupReady(incarnation, update, engine, digest, "127.0.0.1", 1, world, "gloo", [], none),
+                WeightsSent(incarnation, update, engine, digest, 0.0, ""),
             ]
         return found
 
-    async def _pull(self, session: aiohttp.ClientSession, train: m.Train) -> None:
+    async def _pull(self, session: aiohttp.ClientSession, train: Train) -> None:
         """Pull the batch by all ranks, a contiguous part each."""
         ranks, count = self.load.ranks, len(train.samples)
         if not ranks:
@@ -239,37 +272,37 @@ class Agent:
 
     def __init__(self, peers: Peers, number: int) -> None:
         self._peers, self._number, self._version = peers, number, -1
-        self._done: list[m.Completion] = []
+        self._done: list[Completion] = []
         self._contexts = KeptContexts(KEPT_BYTES)
-        first = m.RegisterEngine(f"engine-{number}", "main", 256, 1 << 16, -1, -1, [])
-        self._link = peers.link("agent", m.ToAgent, first)
+        first = RegisterEngine(f"engine-{number}", "main", 256, 1 << 16, -1, -1, [])
+        self._link = peers.link("agent", ToAgent, first)
 
     async def run(self) -> None:
         """Answer requests and weight updates."""
         async for message in self._link.messages():
             match message:
-                case m.Generate():
+                case Generate():
                     self._generate(message)
-                case m.Forget():
+                case Forget():
                     self._contexts.forget(message.contexts)
-                case m.PrepareWeights():
+                case PrepareWeights():
                     self._version = message.version
                     self._peers.has_weights(self._number)
                     seconds = (0.1, 0.1, 0.0)
                     self._link.send(
-                        m.WeightAck(message.update, message.lineage, message.version, message.group, -1, -1, *seconds)
+                        WeightAck(message.update, message.lineage, message.version, message.group, -1, -1, *seconds)
                     )
 
-    def _generate(self, message: m.Generate) -> None:
+    def _generate(self, message: Generate) -> None:
         request = self._contexts.whole(message)
         if request is None:
-            self._link.send(m.PrefixMissing(message.request_id))
+            self._link.send(PrefixMissing(message.request_id))
         elif self._peers.load.rate:
             self._peers.due.append((self, request))
         else:
             self.finish(request)
 
-    def finish(self, request: m.Generate) -> None:
+    def finish(self, request: Generate) -> None:
         """Answer a request, together with others that end within two milliseconds."""
         completion = self._peers.completion(request, self._version)
         if self._peers.load.turns > 1:
@@ -282,7 +315,7 @@ class Agent:
 
     def _flush(self) -> None:
         if self._done:
-            self._link.send(m.Completions(self._done))
+            self._link.send(Completions(self._done))
             self._done = []
 
 

@@ -23,7 +23,8 @@ from rljob.ledger.payload_record import PayloadRecord, encode_record
 from rljob.ledger.sample_numbers import MEMBER_BITS, sample_id
 from rljob.ledger.segments import Segments
 from rljob.ledger.store import LEDGER, PAYLOAD
-from rljob.protocol.messages import VersionSpan, context_digest
+from rljob.protocol.contexts import context_digest
+from rljob.protocol.shared_messages import VersionSpan
 
 MEMBERS = 8
 STALENESS = 4

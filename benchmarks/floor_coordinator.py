@@ -1,6 +1,6 @@
 """A coordinator without scheduling, recovery or checks: what three messages in and five out of a sample cost at least.
 
-It uses nothing of rljob but speaks its protocol: messages are lists of a tag and fields (rljob/protocol/messages.py).
+It uses nothing of rljob but speaks its protocol: messages are lists of a tag and fields (core/src/rljob/protocol).
 Server, fsync and the commit of all that arrived during the last one are the same. Samples are leased endlessly.
 """
 

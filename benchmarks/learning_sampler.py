@@ -21,8 +21,8 @@ from transformers import AutoTokenizer, PreTrainedModel
 from rljob.api.base import Model
 from rljob.api.models import RLJobSpec
 from rljob.api.templates import fill
+from rljob.protocol.batch_samples import BatchSample
 from rljob.protocol.data import is_held_out
-from rljob.protocol.messages import BatchSample
 from rljob.rewards.reasoning_gym_reward import ReasoningGymReward
 from rljob.trainer.batch import Row
 

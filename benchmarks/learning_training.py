@@ -18,7 +18,7 @@ from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import POLICY, fill, frozen_models
 from rljob.api.models import LogprobTolerance
 from rljob.api.roles import Trainer
-from rljob.protocol.messages import Train
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.example_model import build
 from rljob.trainer.frozen_models import load_critic, load_models

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from rljob.protocol import messages as m
+from rljob.protocol.batch_samples import SampleTokens
 from rljob.rollout.adapters.sglang.main import KEY_VARIABLE
 from rljob.scheduling.seeds import derive
 
@@ -97,7 +97,7 @@ class DirectClient:
 
 
 def make_requests(
-    route: DirectRoute, samples: list[m.SampleTokens], length: int, seed: int, end: int, tag: str
+    route: DirectRoute, samples: list[SampleTokens], length: int, seed: int, end: int, tag: str
 ) -> list[dict[str, Any]]:
     """Return the requests that generated a batch, in the order of the sample ids.
 

@@ -11,8 +11,10 @@ import zstandard
 from torch import nn
 
 from rljob.api.models import RLJob
-from rljob.protocol import messages as m
+from rljob.protocol import trainer_protocol as m
+from rljob.protocol.batch_samples import SampleTokens
 from rljob.protocol.shards import encode_selection
+from rljob.protocol.shared_messages import Probe, Reject
 from rljob.trainer.background_sender import BackgroundSender
 from rljob.trainer.coordinator_client import CoordinatorClient
 from rljob.trainer.weight_sender import WeightSender
@@ -44,7 +46,7 @@ class IdleTrainer:
         self._coordinator = CoordinatorClient(url, token, m.RegisterTrainer("idle", 0, 0), self._publisher.cancel)
         self._incarnation = 0
 
-    async def batches(self) -> AsyncGenerator[tuple[int, list[m.SampleTokens]], None]:
+    async def batches(self) -> AsyncGenerator[tuple[int, list[SampleTokens]], None]:
         """Yield (step, samples) of each batch; the step is done when the caller requests the next batch.
 
         Raises:
@@ -60,24 +62,24 @@ class IdleTrainer:
                     self._incarnation = command.incarnation
                     self._publisher.forget()
                 case m.SendWeights():
-                    self._publisher.publish(command, self._weights, m.Probe([], []))
+                    self._publisher.publish(command, self._weights, Probe([], []))
                 case m.Train() if command.step >= next_step:  # an earlier one was repeated after a reconnect
                     yield command.step, await self._pull(command)
                     next_step = command.step + 1
                     self._coordinator.post(m.StepDone(self._incarnation, command.step, {}))
                 case m.Checkpoint():
                     self._coordinator.post(m.Checkpointed(self._incarnation, command.step, "checkpoints/none"))
-                case m.Stop() | m.Reject():
+                case m.Stop() | Reject():
                     raise RuntimeError(f"the coordinator ended the benchmark's trainer: {command.reason}")
 
     async def close(self) -> None:
         """Disconnect from the coordinator."""
         await asyncio.to_thread(self._coordinator.close)
 
-    async def _pull(self, train: m.Train) -> list[m.SampleTokens]:
+    async def _pull(self, train: m.Train) -> list[SampleTokens]:
         url = f"{self._url}/v1/batches/{train.step}/shard?incarnation={self._incarnation}"
         headers = {"Authorization": f"Bearer {self._token}"}
         body = encode_selection(range(len(train.samples)), len(train.samples))
         async with aiohttp.ClientSession(headers=headers) as session, session.post(url, data=body) as response:
             response.raise_for_status()
-            return msgspec.msgpack.decode(zstandard.decompress(await response.read()), type=list[m.SampleTokens])
+            return msgspec.msgpack.decode(zstandard.decompress(await response.read()), type=list[SampleTokens])

@@ -16,7 +16,7 @@ from benchmarks.scheduling_policies import environment_loop, use_groups_on_one_e
 from benchmarks.scheduling_statistics import draw, fraction, uniform
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
-from rljob.protocol import messages as m
+from rljob.protocol import agent_protocol as m
 from rljob.simulation.simulated_engine import EngineModel
 from rljob.simulation.simulated_run import Outcome, SimulatedCluster, simulate
 

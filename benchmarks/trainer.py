@@ -38,7 +38,8 @@ from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import fill
 from rljob.api.models import LogprobTolerance
 from rljob.api.roles import Trainer
-from rljob.protocol.messages import BatchSample, Train
+from rljob.protocol.batch_samples import BatchSample
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.batch import Row, lay_out
 from rljob.trainer.batch_plan import BatchPlan, plan_batch

@@ -48,7 +48,8 @@ from benchmarks import time_limit
 from benchmarks.report import report, target
 from benchmarks.weight_sync_receivers import BUCKET_BYTES, HOST, SECONDS, Cell, Receivers
 from rljob.api.roles import EngineParallelism, Rollout
-from rljob.protocol.messages import PrepareWeights, Probe, SamplingParams
+from rljob.protocol.agent_protocol import PrepareWeights, SamplingParams
+from rljob.protocol.shared_messages import Probe
 from rljob.rollout.adapters.base import EngineClient, Launch
 from rljob.rollout.adapters.update_steps import PAUSE, RECEIVE, RESUME, SCORE
 from rljob.rollout.adapters.vllm.adapter import VllmAdapter

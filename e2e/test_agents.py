@@ -16,7 +16,8 @@ from e2e.fakes.model import STOP
 from e2e.fakes.tokens import FIRST_STATE, next_state, write
 from rljob.api.models import RLJob
 from rljob.ledger.audit import audit
-from rljob.protocol.messages import SampleTokens, VersionSpan
+from rljob.protocol.batch_samples import SampleTokens
+from rljob.protocol.shared_messages import VersionSpan
 from rljob.runner.data.reasoning_gym_source import ReasoningGymSource
 from rljob.runner.tokenizer import TextCodec
 from rljob.scheduling.seeds import derive

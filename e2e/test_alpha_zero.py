@@ -11,7 +11,7 @@ import pytest
 from e2e.fakes.engine import Faults
 from e2e.fakes.harness import make_job, run_harness
 from e2e.fakes.plain import plain_batches
-from rljob.protocol.messages import SampleTokens
+from rljob.protocol.batch_samples import SampleTokens
 from rljob.runner.tokenizer import TextCodec
 
 BATCH = {"steps": 10, "promptsPerStep": 4, "samplesPerPrompt": 4}

@@ -20,7 +20,10 @@ from aiohttp.test_utils import TestServer
 from benchmarks.rollout import SEED, manifest
 from benchmarks.rollout_direct import ROUTES, DirectClient, make_requests
 from benchmarks.rollout_trainer import IdleTrainer
-from rljob.protocol import messages as m
+from rljob.protocol import trainer_protocol as m
+from rljob.protocol.batch_samples import SampleTokens, Segment
+from rljob.protocol.frames import encode_frame, frame_decoder
+from rljob.protocol.shared_messages import Message
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = [
@@ -94,7 +97,7 @@ class FakeServer:
     def __init__(self) -> None:
         self.requested = asyncio.Event()
         self.release = asyncio.Event()
-        self.received: list[m.Message] = []
+        self.received: list[Message] = []
         self.connections = 0
 
     @contextlib.asynccontextmanager
@@ -116,8 +119,8 @@ class FakeServer:
             yield str(server.make_url("")).rstrip("/")
 
     async def _batch(self, request: web.Request) -> web.Response:
-        segments = [m.Segment("prompt", 0, 1), m.Segment("model", 1, 2)]
-        sample = m.SampleTokens("s0.0", array("i", [1, 2]).tobytes(), array("f", [0, 0]).tobytes(), segments, [])
+        segments = [Segment("prompt", 0, 1), Segment("model", 1, 2)]
+        sample = SampleTokens("s0.0", array("i", [1, 2]).tobytes(), array("f", [0, 0]).tobytes(), segments, [])
         return web.Response(body=zstandard.compress(msgspec.msgpack.encode([sample])))
 
     async def _generate(self, request: web.Request) -> web.Response:
@@ -125,11 +128,11 @@ class FakeServer:
         await self.release.wait()
         return web.json_response({"choices": [{"token_ids": [2]}]})
 
-    async def receive(self, socket: web.WebSocketResponse) -> list[m.Message]:
+    async def receive(self, socket: web.WebSocketResponse) -> list[Message]:
         """Return the messages of the next frame."""
         frame = await socket.receive()
         assert frame.type is WSMsgType.BINARY, frame
-        return m.frame_decoder(m.FromTrainer).decode(frame.data)
+        return frame_decoder(m.FromTrainer).decode(frame.data)
 
 
 async def train(url: str, steps: int) -> list[int]:
@@ -154,7 +157,7 @@ async def test_the_trainer_answers_a_ping_while_its_direct_phase_waits_for_a_slo
 
     async def connect(socket: web.WebSocketResponse) -> None:
         assert isinstance((await server.receive(socket))[0], m.RegisterTrainer)
-        await socket.send_bytes(m.encode_frame([m.TrainerRegistered(1, 0), m.Train(1, 0, [], True)]))
+        await socket.send_bytes(encode_frame([m.TrainerRegistered(1, 0), m.Train(1, 0, [], True)]))
         await server.requested.wait()
         await socket.ping(b"there?")
         answer = await socket.receive()
@@ -167,19 +170,19 @@ async def test_the_trainer_answers_a_ping_while_its_direct_phase_waits_for_a_slo
 
 async def test_the_trainer_repeats_a_result_when_its_connection_broke_in_the_direct_phase():
     server = FakeServer()
-    results: list[m.Message] = []
+    results: list[Message] = []
 
     async def connect(socket: web.WebSocketResponse) -> None:
         registration, *repeated = await server.receive(socket)
         assert isinstance(registration, m.RegisterTrainer)
-        await socket.send_bytes(m.encode_frame([m.TrainerRegistered(1, 0), m.Train(1, 0, [], True)]))
+        await socket.send_bytes(encode_frame([m.TrainerRegistered(1, 0), m.Train(1, 0, [], True)]))
         await server.requested.wait()
         if server.connections == 1:
             return  # closes the connection
         assert (registration.incarnation, registration.step, repeated) == (1, 0, [])
         server.release.set()
         results.extend(await server.receive(socket))
-        await socket.send_bytes(m.encode_frame([m.Train(1, 1, [], False)]))
+        await socket.send_bytes(encode_frame([m.Train(1, 1, [], False)]))
         await socket.receive()
 
     async with asyncio.timeout(60), server.serve(connect) as url:

@@ -20,10 +20,10 @@ from rljob.environments.episode import Calls
 from rljob.environments.session_server import build_session_app
 from rljob.environments.session_table import SessionTable
 from rljob.ledger.audit import audit
+from rljob.protocol.batch_samples import SampleTokens
 from rljob.protocol.connection_limits import HttpLimits
 from rljob.protocol.episode_messages import MAX_REQUEST_BYTES
 from rljob.protocol.http_server import HttpServer
-from rljob.protocol.messages import SampleTokens
 from rljob.runner import environment_client, service_replicas
 
 STEPS = 3

@@ -15,7 +15,7 @@ from e2e.fakes.harness import Harness, make_job, run_harness
 from e2e.fakes.plain import plain_batches
 from e2e.fakes.tokens import FIRST_STATE, reward, write
 from e2e.fakes.trainer import FakeTrainer
-from rljob.protocol.messages import SampleTokens
+from rljob.protocol.batch_samples import SampleTokens
 from rljob.protocol.score_messages import ScoreItem
 from rljob.runner.tokenizer import TextCodec
 from rljob.scheduling.seeds import derive

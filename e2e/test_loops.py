@@ -17,7 +17,7 @@ from e2e.fakes.harness import Harness, make_job, run_harness
 from e2e.fakes.plain import TWO_TURNS, plain_batches
 from rljob.api.models import RLJob
 from rljob.ledger.audit import audit
-from rljob.protocol.messages import SampleTokens
+from rljob.protocol.batch_samples import SampleTokens
 from rljob.runner.tokenizer import TextCodec
 
 STEPS = 8

@@ -11,7 +11,7 @@ from rljob.ledger.audit import audit
 from rljob.ledger.payload_record import PayloadRecord, decode_record
 from rljob.ledger.reader import LedgerReader
 from rljob.ledger.segments import Location
-from rljob.protocol.messages import SamplingParams
+from rljob.protocol.agent_protocol import SamplingParams
 from rljob.rollout.answer_end import AnswerEnd
 
 STOPS = ["a", "e", "Q", "x1", "7"]

@@ -15,13 +15,15 @@ from typing import Any
 import msgspec
 import pytest
 from tokenizers import Tokenizer, models
-from world import Trainer, World, job, m
+from world import Trainer, World, job
 
 from rljob.ledger.payload_record import TextRecord, encode_text
 from rljob.ledger.sample_numbers import sample_number
 from rljob.ledger.segments import Segments
 from rljob.ledger.store import TEXTS
 from rljob.protocol.checkpoint_record import TrainerState, encode_state, hash_file, read_state_file
+from rljob.protocol.runner_protocol import FilterGroup, GroupFiltered
+from rljob.protocol.trainer_protocol import Checkpoint, StepDone, Train
 
 FAILING = ("g1.0", "g5.1")  # their rewards are NaN
 CHECKPOINT_FILES = {
@@ -53,17 +55,17 @@ class RecordingTrainer(Trainer):
         self.done: dict[int, Any] = {}
 
     def say(self, *messages: Any) -> None:
-        super().say(*(self.done.get(x.step, x) if isinstance(x, m.StepDone) else x for x in messages))
+        super().say(*(self.done.get(x.step, x) if isinstance(x, StepDone) else x for x in messages))
 
     def digest(self, step: int) -> str:
         return read_state_file(self.world.storage / f"checkpoints/step-{step:06d}").digest
 
     def _execute(self, command: Any) -> None:
         match command:
-            case m.Train(step=step, samples=samples):
+            case Train(step=step, samples=samples):
                 values = array("f", advantages(samples)).tobytes()
-                self.done[step] = m.StepDone(self.incarnation, step, {"loss": 0.0}, values)
-            case m.Checkpoint(step=step, remove=remove):
+                self.done[step] = StepDone(self.incarnation, step, {"loss": 0.0}, values)
+            case Checkpoint(step=step, remove=remove):
                 directory = self.world.storage / f"checkpoints/step-{step:06d}"
                 write_checkpoint(directory, step, self.incarnation)
                 for old in remove:
@@ -98,10 +100,10 @@ def reward(sample: str, result: Any) -> float:
     return math.nan if sample in FAILING else float(sum(result.token_ids) % 2)
 
 
-def decide(message: m.FilterGroup) -> m.GroupFiltered:
+def decide(message: FilterGroup) -> GroupFiltered:
     """Return the decision of the user-written filter: of seven groups it rejects one, and it fails on g4."""
     accepted, reason = int(message.group[1:]) % 7 != 3, UNDECIDED if message.group == "g4" else ""
-    return m.GroupFiltered(message.group, message.number, accepted, reason)
+    return GroupFiltered(message.group, message.number, accepted, reason)
 
 
 async def run_world(

@@ -16,13 +16,13 @@ import uvloop
 
 from rljob.api.tasks import Task, TaskAgent
 from rljob.protocol.branches import before
-from rljob.protocol.messages import (
+from rljob.protocol.contexts import context_digest
+from rljob.protocol.runner_protocol import (
     GenerateResult,
     LeaseTrajectory,
     PoolAnswered,
     TrajectoryFailed,
     TrajectoryScored,
-    context_digest,
 )
 from rljob.protocol.score_messages import Score
 from rljob.runner.agents import agent_endpoint

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import int32, job, m, observation
+from world import int32, job, observation
 
 from rljob.ledger.audit import audit
 from rljob.ledger.queries import completions
+from rljob.protocol import agent_protocol as m
 
 AGENT_TASK = {
     "name": "sums",

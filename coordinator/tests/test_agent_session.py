@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob.protocol.messages import TurnTokens
+from rljob.protocol.runner_protocol import TurnTokens
 from rljob.runner.agents.agent_session import AgentSession
 from rljob.runner.agents.chat_request import CallMessage, ChatCall
 from rljob.runner.agents.refused_call import RefusedCallError

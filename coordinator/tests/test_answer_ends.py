@@ -5,14 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from world import int32, job, m
+from world import int32, job
+
+from rljob.protocol import agent_protocol as m
+from rljob.protocol.contexts import context_digest
+from rljob.protocol.shared_messages import VersionSpan
 
 
 def interrupted(generate: m.Generate, tokens: list[int]) -> m.Completions:
     """Return the completion of a request that was aborted after ``tokens``."""
     count = len(tokens)
-    spans = [m.VersionSpan(0, 0, count)]
-    context = m.context_digest(generate.token_ids)
+    spans = [VersionSpan(0, 0, count)]
+    context = context_digest(generate.token_ids)
     completion = m.Completion(generate.request_id, int32(tokens), bytes(4 * count), spans, "abort", 0.1, context)
     return m.Completions([completion])
 

@@ -24,8 +24,8 @@ from rljob.ledger.sample_numbers import group_number, sample_number
 from rljob.ledger.segments import HEADER, Segments
 from rljob.ledger.store import PAGE_BYTES
 from rljob.protocol.checkpoint_record import encode_state, read_state_file
-from rljob.protocol.messages import VersionSpan
 from rljob.protocol.run_status import RunStatus, encode_status
+from rljob.protocol.shared_messages import VersionSpan
 
 DATABASE = "the ledger is a sound database"
 REFERENCES = "all references are valid"

@@ -14,8 +14,9 @@ from rljob.ledger.payload_record import PayloadRecord, encode_record
 from rljob.ledger.queries import BatchRow
 from rljob.ledger.segments import Location
 from rljob.ledger.store import Store
-from rljob.protocol.messages import SampleTokens, VersionSpan
+from rljob.protocol.batch_samples import SampleTokens
 from rljob.protocol.shards import encode_selection
+from rljob.protocol.shared_messages import VersionSpan
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import world as world_module
 from ledgers import alter, copy
-from world import job, m
+from world import job
 
 from rljob.cli.main import main
 from rljob.coordinator import engines as engines_module
@@ -27,7 +27,18 @@ from rljob.ledger.payload_record import PayloadRecord
 from rljob.ledger.queries import completions
 from rljob.ledger.reader import LedgerReader
 from rljob.ledger.sample_detail import show
+from rljob.protocol.agent_protocol import Generate, RequestId
+from rljob.protocol.batch_samples import BatchSample, SampleTokens, Segment
 from rljob.protocol.branches import TurnKey, before, check_turn, order, path
+from rljob.protocol.contexts import context_digest
+from rljob.protocol.runner_protocol import (
+    GenerateRequest,
+    GenerateResult,
+    LeaseTrajectory,
+    TrajectoryScored,
+    TurnTokens,
+)
+from rljob.protocol.shared_messages import VersionSpan
 from rljob.scheduling.groups import Group, Sample
 
 TREE: list[TurnKey] = [(0, ""), (1, ""), (1, "1.1"), (2, "1.1"), (2, "1.1/2.1"), (1, "1.2"), (2, "2.1")]
@@ -39,7 +50,7 @@ class BranchingRunner(world_module.Runner):
 
     def __init__(self, world: Any) -> None:
         super().__init__(world)
-        self.answers: dict[str, dict[TurnKey, m.TurnTokens]] = {}
+        self.answers: dict[str, dict[TurnKey, TurnTokens]] = {}
         self.repeats: list[tuple[str, TurnKey]] = []  # turns of an earlier lease
 
     def reborn(self) -> None:
@@ -48,20 +59,20 @@ class BranchingRunner(world_module.Runner):
 
     def handle(self, message: Any) -> None:
         match message:
-            case m.LeaseTrajectory(sample=sample, turns=turns):
+            case LeaseTrajectory(sample=sample, turns=turns):
                 self.driving[sample] = message
                 self.answers[sample] = {(turn.turn, turn.branch): turn for turn in turns}
                 self.repeats += [(sample, key) for key in self.answers[sample]]
                 for key in TREE:
                     self._request(sample, key)
                 self._end(sample)
-            case m.GenerateResult(sample=sample):
+            case GenerateResult(sample=sample):
                 key = (message.turn, message.branch)
                 if sample not in self.driving or key in self.answers[sample]:
                     return
                 given = self.given(sample, key)
-                assert message.context == m.context_digest(self.context(sample, before(key)) + given)
-                self.answers[sample][key] = m.TurnTokens(key[0], given, message.token_ids, message.finish, key[1])
+                assert message.context == context_digest(self.context(sample, before(key)) + given)
+                self.answers[sample][key] = TurnTokens(key[0], given, message.token_ids, message.finish, key[1])
                 for later in TREE:
                     if before(later) == key:
                         self._request(sample, later)
@@ -80,7 +91,7 @@ class BranchingRunner(world_module.Runner):
         turns = [self.answers[sample][each] for each in path(key)] if key is not None else []
         return b"".join(turn.given + turn.token_ids for turn in turns)
 
-    def request(self, sample: str, key: TurnKey) -> m.GenerateRequest:
+    def request(self, sample: str, key: TurnKey) -> GenerateRequest:
         request = world_module.generate_request(
             self.driving[sample], key[0], self.context(sample, before(key)), self.given(sample, key)
         )
@@ -99,7 +110,7 @@ class BranchingRunner(world_module.Runner):
         if len(self.answers[sample]) == len(TREE):
             lease, rewards = self.driving[sample], [float(i) for i in range(len(TREE) - 1)]
             reward = self.world.reward(sample, self.answers[sample][TREE[-1]]) + sum(rewards)
-            self.finished[sample] = m.TrajectoryScored(
+            self.finished[sample] = TrajectoryScored(
                 sample, reward, {}, "text", len(TREE), lease.attempt, rewards, lease.lease
             )
             self.say(self.finished[sample])
@@ -115,7 +126,7 @@ async def branching_world(new_world: Any, tmp_path: Path, engines: int = 2, **op
     return world
 
 
-def check_sample(world: Any, scalars: m.BatchSample, tokens: m.SampleTokens) -> None:
+def check_sample(world: Any, scalars: BatchSample, tokens: SampleTokens) -> None:
     """Assert that the sequences of a sample have each record once, under its own context."""
     row = world.store.query("SELECT * FROM samples WHERE id = ?", tokens.sample)[0]
     records = completions(world.store, tokens.sample, row["attempt"])
@@ -138,10 +149,10 @@ async def test_branches_of_a_sample_are_generated_at_the_same_time(new_world: An
     agent.hold = True
     await world.some(20)
     agent.hold, after = False, agent.queue[0]
-    assert after.request_id == m.RequestId("g0.0", 0, 0)
+    assert after.request_id == RequestId("g0.0", 0, 0)
     while len(agent.queue) < 3:
         await world.some(1)
-        agent.hold = (m.RequestId("g0.0", 0, 0).key) in agent.unacknowledged or agent.hold
+        agent.hold = (RequestId("g0.0", 0, 0).key) in agent.unacknowledged or agent.hold
     assert [one.request_id.branch for one in agent.queue] == ["", "1.1", "1.2"]
     seeds = {one.sampling.seed for one in agent.queue}
     assert len(seeds) == 3, "each branch has a random stream of its own"
@@ -156,7 +167,7 @@ async def test_after_a_restart_the_answer_of_one_branch_aborts_no_other(new_worl
     (agent,) = world.agents
     while len(agent.queue) < 3:
         await world.some(1)
-        agent.hold = m.RequestId("g0.0", 0, 0).key in agent.unacknowledged or agent.hold
+        agent.hold = RequestId("g0.0", 0, 0).key in agent.unacknowledged or agent.hold
     world.kill_coordinator()
     await world.start()
     request = world.runner._request
@@ -215,7 +226,7 @@ async def test_the_first_request_of_a_branch_brings_what_it_adds(
     world = await branching_world(new_world, tmp_path, 1, steps=1, n=1, g=1, alpha=0)
     (agent,) = world.agents
     monkeypatch.setattr(engines_module, "FORGOTTEN_TOGETHER", 1)
-    seen: list[m.Generate] = []
+    seen: list[Generate] = []
     generate = agent._generate
     agent._generate = lambda message: (seen.append(message), generate(message))
     await world.settle()
@@ -225,7 +236,7 @@ async def test_the_first_request_of_a_branch_brings_what_it_adds(
     assert not agent.contexts._kept, "they are dropped with the sample"
 
 
-def changed(**fields: Any) -> Callable[[m.GenerateRequest], m.GenerateRequest]:
+def changed(**fields: Any) -> Callable[[GenerateRequest], GenerateRequest]:
     return lambda request: msgspec.structs.replace(request, **fields)
 
 
@@ -330,7 +341,7 @@ def test_show_names_the_branch_of_each_turn(
 
 def record(turn: int, branch: str, given: list[int], written: list[int], finish: str = "stop") -> PayloadRecord:
     logprobs = array("f", [-float(token) for token in written]).tobytes()
-    spans = [m.VersionSpan(turn, 0, len(written))] if written else []
+    spans = [VersionSpan(turn, 0, len(written))] if written else []
     return PayloadRecord(
         "g0.0", turn, 0, world_module.int32(given), world_module.int32(written), logprobs, spans, finish, "", branch
     )
@@ -352,14 +363,14 @@ def test_a_shared_prefix_is_trained_in_the_first_sequence_that_has_it() -> None:
     assert list(sample.loss_mask) == [0, 0, 1, 1, 0, 1, 1, 0, 0, 0, 0, 0, 1]
     assert sample.ends == [8, 13]
     assert sample.segments == [
-        m.Segment("prompt", 0, 2),
-        m.Segment("model", 2, 4, 0.5),
-        m.Segment("observation", 4, 5),
-        m.Segment("model", 5, 7, 1.0),
-        m.Segment("observation", 7, 8),
-        m.Segment("model", 8, 8, 2.0),
-        m.Segment("prefix", 8, 12),
-        m.Segment("model", 12, 13, 4.0),
+        Segment("prompt", 0, 2),
+        Segment("model", 2, 4, 0.5),
+        Segment("observation", 4, 5),
+        Segment("model", 5, 7, 1.0),
+        Segment("observation", 7, 8),
+        Segment("model", 8, 8, 2.0),
+        Segment("prefix", 8, 12),
+        Segment("model", 12, 13, 4.0),
     ]
     spans = [(0, 2, 3), (0, 3, 4), (1, 5, 7), (1, 12, 13)]
     assert [(span.version, span.start, span.end) for span in sample.spans] == spans

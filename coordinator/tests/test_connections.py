@@ -13,12 +13,15 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from world import job, m
+from world import job
 
 from rljob.coordinator.metrics import REFUSED, REGISTRY
 from rljob.coordinator.routes import build_app
+from rljob.protocol.agent_protocol import ToAgent
 from rljob.protocol.connection_limits import HttpLimits
+from rljob.protocol.frames import encode_frame, frame_decoder
 from rljob.protocol.http_server import HttpServer, token_check
+from rljob.protocol.runner_protocol import RegisterRunner
 from rljob.protocol.websocket_protocol import WebSocketProtocol
 
 TOKENS = {"agent": "a-token", "runner": "r-token", "trainer": "t-token"}
@@ -91,7 +94,7 @@ async def test_a_bad_frame_is_refused_with_one_sentence_and_closes_the_connectio
     async with connected(server, "agent") as websocket:
         await websocket.send_bytes(frame)
         answer = await websocket.receive()
-        (reject,) = m.frame_decoder(m.ToAgent).decode(answer.data)
+        (reject,) = frame_decoder(ToAgent).decode(answer.data)
         assert (await websocket.receive()).type is aiohttp.WSMsgType.CLOSE
     assert reject.fatal and reject.reason.startswith("the frame does not follow the protocol of this version: ")
     assert "\n" not in reject.reason and REFUSED.labels("agent")._value.get() == before + 1
@@ -103,7 +106,7 @@ async def test_a_text_frame_is_refused(serving: Any, text: bytes, caplog: pytest
     server = await serving()
     async with connected(server, "agent") as websocket:
         await websocket._writer.send_frame(text, aiohttp.WSMsgType.TEXT)
-        (reject,) = m.frame_decoder(m.ToAgent).decode((await websocket.receive()).data)
+        (reject,) = frame_decoder(ToAgent).decode((await websocket.receive()).data)
         assert reject.fatal
     assert "Traceback" not in caplog.text
 
@@ -123,7 +126,7 @@ async def test_the_first_message_of_a_websocket_ends_its_time(serving: Any) -> N
     async with connected(server, "runner") as websocket:
         (protocol,) = server.server_state.connections
         assert protocol._connection._timer is not None
-        await websocket.send_bytes(m.encode_frame([m.RegisterRunner("r", 1, {})]))
+        await websocket.send_bytes(encode_frame([RegisterRunner("r", 1, {})]))
         assert (await websocket.receive()).type is aiohttp.WSMsgType.BINARY
         assert protocol._connection._timer is None and protocol._connection.has_token
 
@@ -164,7 +167,7 @@ async def test_a_process_of_the_job_connects_during_a_flood(serving: Any) -> Non
     for _, writer in flood[::2]:
         writer.write(b"GET /v1/connect/agent HTTP/1.1\r\nHost: x\r\nX: ")
     async with connected(server, "runner") as websocket:
-        await websocket.send_bytes(m.encode_frame([m.RegisterRunner("r", 1, {})]))
+        await websocket.send_bytes(encode_frame([RegisterRunner("r", 1, {})]))
         assert (await websocket.receive()).type is aiohttp.WSMsgType.BINARY, "it is registered and gets work"
     assert len(server.open_connections) <= 4
     for _, writer in flood:

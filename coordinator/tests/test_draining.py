@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import Agent, int32, job, m
+from world import Agent, int32, job
 
 from rljob.coordinator import draining
 from rljob.coordinator.status_report import status_of
+from rljob.protocol import agent_protocol as m
+from rljob.protocol.contexts import context_digest
+from rljob.protocol.shared_messages import VersionSpan
 
 
 async def two_engines(new_world: Any, tmp_path: Path, **manifest: Any) -> Any:
@@ -71,8 +74,8 @@ async def test_requests_that_outlast_the_drain_time_continue_on_other_engines(
     world.run.draining.drain(["one.0"])
     while one.queue:  # the abort removes them
         await world.some(1)
-    prefix = [m.Completion(g.request_id, int32([7]), b"\0\0\0\0", [m.VersionSpan(0, 0, 1)], "abort", 0.1,
-                           m.context_digest(g.token_ids))
+    prefix = [m.Completion(g.request_id, int32([7]), b"\0\0\0\0", [VersionSpan(0, 0, 1)], "abort", 0.1,
+                           context_digest(g.token_ids))
               for g in generates.values()]  # fmt: skip
     one.say(m.Completions(prefix))
     two.hold = False

@@ -16,8 +16,8 @@ from rljob.coordinator.metrics import RunCollector
 from rljob.coordinator.progress import RunHistory
 from rljob.coordinator.status_report import status_of
 from rljob.coordinator.tracking import TrackingWriter, finish
-from rljob.protocol import messages as m
-from rljob.protocol.messages import HEARTBEAT_SECONDS
+from rljob.protocol import agent_protocol as m
+from rljob.protocol.agent_protocol import HEARTBEAT_SECONDS
 from rljob.scheduling.dispatch import Request, SharedPrefix
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import job, m
+from world import job
 
 from rljob.coordinator.status_report import status_of
 from rljob.coordinator.tracking import TrackingWriter, finish
+from rljob.protocol import trainer_protocol as m
 
 POOLS = [{"name": "main", "maxConcurrency": 4}, {"name": "exam", "maxConcurrency": 4, "purpose": "evaluation"}]
 DEDICATED = {"problems": 5, "everySteps": 2, "engines": "dedicated"}

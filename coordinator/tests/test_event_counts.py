@@ -14,7 +14,9 @@ from world import FakePeer, job, random_job
 from rljob.coordinator.event_counts import EVENTS, REASONS, EventCounts
 from rljob.coordinator.status_report import status_of
 from rljob.coordinator.tracking import TrackingWriter, finish
-from rljob.protocol import messages as m
+from rljob.protocol.agent_protocol import Completion, EngineHeartbeat, GenerationFailed, RequestId
+from rljob.protocol.contexts import context_digest
+from rljob.protocol.runner_protocol import GenerateRequest
 from rljob.scheduling.groups import CAUSES, REJECTED, Ended, make_group
 
 
@@ -87,15 +89,15 @@ async def held(new_world: Any, tmp_path: Path) -> Any:
 async def test_an_agent_that_connects_again_holds_other_requests(held: Any) -> None:
     world, engine = held
     requests = len(engine.requests)
-    world.run.trajectories.register_engine(engine, [m.RequestId("g99.0", 0, 0)])
+    world.run.trajectories.register_engine(engine, [RequestId("g99.0", 0, 0)])
     assert events(world) == {"requeued/not_held": requests, "aborted/not_wanted": 1}
 
 
 async def test_a_server_that_starts_again_and_a_failed_request_are_requeued(held: Any) -> None:
     world, engine = held
     requests = list(engine.requests)
-    world.run.trajectories.returned(engine, m.RequestId(*requests[0]))
-    world.agents[0].say(m.EngineHeartbeat("starting", 0, 0, 1))
+    world.run.trajectories.returned(engine, RequestId(*requests[0]))
+    world.agents[0].say(EngineHeartbeat("starting", 0, 0, 1))
     await world.some(2)
     assert events(world) == {"requeued/engine_failed": 1, "requeued/engine_restarted": len(requests) - 1}
 
@@ -110,22 +112,22 @@ async def test_an_answer_from_an_engine_that_lost_the_request_aborts_it_elsewher
     world, engine = held
     key = next(iter(engine.requests))
     turn = world.run.trajectories.by_sample[key[0]].turns[key[1], key[3]]
-    context = m.context_digest(turn.given + turn.token_ids)
+    context = context_digest(turn.given + turn.token_ids)
     agent = FakePeer("agent")
     agent.instance = "another"
-    world.run.trajectories.completed(m.Completion(m.RequestId(*key), b"", b"", [], "stop", 0.0, context), agent)
+    world.run.trajectories.completed(Completion(RequestId(*key), b"", b"", [], "stop", 0.0, context), agent)
     assert events(world) == {"aborted/elsewhere": 1}
 
 
 async def test_what_engines_cannot_generate_is_no_failure_of_the_runner(held: Any) -> None:
     world, engine = held
     key = next(iter(engine.requests))
-    world.agents[0].say(m.GenerationFailed(m.RequestId(*key), "too long", True))
+    world.agents[0].say(GenerationFailed(RequestId(*key), "too long", True))
     while not events(world):
         await world.some(1)
     assert events(world)["rejected/generation"] == 1
     other = next(iter(engine.requests))
-    early = m.GenerateRequest(other[0], 7, b"", 4, 1.0, [])
+    early = GenerateRequest(other[0], 7, b"", 4, 1.0, [])
     trajectory = world.run.trajectories.by_sample[other[0]]
     early.lease, early.attempt = trajectory.lease, trajectory.attempts
     world.runner.say(early)
@@ -163,8 +165,8 @@ async def test_a_request_that_a_weight_update_or_a_drain_interrupts_is_requeued(
     def interrupt() -> None:
         key = next(iter(engine.requests))
         turn = world.run.trajectories.by_sample[key[0]].turns[key[1], key[3]]
-        context = m.context_digest(turn.given + turn.token_ids)
-        completion = m.Completion(m.RequestId(*key), b"", b"", [], "abort", 0.0, context)
+        context = context_digest(turn.given + turn.token_ids)
+        completion = Completion(RequestId(*key), b"", b"", [], "abort", 0.0, context)
         world.run.trajectories.completed(completion, engine.connection)
 
     held = len(engine.requests)

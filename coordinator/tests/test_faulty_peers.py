@@ -10,12 +10,24 @@ from typing import Any
 import msgspec
 import pytest
 import world as world_module
-from world import job, m
+from world import job
 
 from rljob.coordinator import engines as engines_module
 from rljob.coordinator.status_report import status_of
 from rljob.ledger.payload_record import PayloadRecord
 from rljob.ledger.queries import completions
+from rljob.protocol.agent_protocol import HEARTBEAT_SECONDS, Abort, Completions, EngineHeartbeat, Generate, RequestId
+from rljob.protocol.contexts import context_digest
+from rljob.protocol.runner_protocol import (
+    Cancel,
+    GenerateRequest,
+    GenerateResult,
+    LeaseTrajectory,
+    RegisterRunner,
+    TrajectoryFailed,
+    TrajectoryScored,
+)
+from rljob.protocol.shared_messages import VersionSpan
 
 
 async def small_world(new_world: Any, tmp_path: Path, engines: int = 1, **options: Any) -> Any:
@@ -56,11 +68,11 @@ async def test_a_result_that_is_requested_again_leaves_only_once_it_is_durable(n
     world = await small_world(new_world, tmp_path)
     (agent,) = world.agents
     await until(world, lambda: agent.queue)
-    agent.say(m.Completions([world_module.generate_tokens(agent.queue.pop(0), 0, 0)]))
+    agent.say(Completions([world_module.generate_tokens(agent.queue.pop(0), 0, 0)]))
     world.runner._continue("g0.0")
-    assert not any(isinstance(message, m.GenerateResult) for message in world.runner.peer.take())
+    assert not any(isinstance(message, GenerateResult) for message in world.runner.peer.take())
     await world.store.drain()
-    assert [type(message) for message in world.runner.peer.take()] == [m.GenerateResult, m.GenerateResult]
+    assert [type(message) for message in world.runner.peer.take()] == [GenerateResult, GenerateResult]
 
 
 async def test_a_score_without_a_finished_turn_fails_its_sample(new_world: Any, tmp_path: Path) -> None:
@@ -72,7 +84,7 @@ async def test_a_score_without_a_finished_turn_fails_its_sample(new_world: Any, 
             proceed(sample)
         if sample in ("g0.0", "g1.0"):
             lease = world.runner.driving[sample]
-            world.runner.say(m.TrajectoryScored(sample, 1.0, {}, "", int(sample == "g1.0"), lease=lease.lease))
+            world.runner.say(TrajectoryScored(sample, 1.0, {}, "", int(sample == "g1.0"), lease=lease.lease))
 
     world.runner._continue = score
     await until(world, lambda: len(failures(world)) == 2)
@@ -97,18 +109,18 @@ async def test_a_runner_without_the_lease_changes_nothing(new_world: Any, tmp_pa
     other = world_module.Runner(world)
     other.lives, other.peer = 7, world_module.FakePeer("runner")
     for lease in (0, first.lease - 1, first.lease):
-        other.say(m.RegisterRunner("runner.7", 1000, {"g0.0": lease}))
-        other.say(m.GenerateRequest("g0.0", 0, world_module.int32([9, 9, 9]), 16, 1.0, [0], 0, lease))
-        other.say(m.TrajectoryFailed("g0.0", "broken", 0, lease))
+        other.say(RegisterRunner("runner.7", 1000, {"g0.0": lease}))
+        other.say(GenerateRequest("g0.0", 0, world_module.int32([9, 9, 9]), 16, 1.0, [0], 0, lease))
+        other.say(TrajectoryFailed("g0.0", "broken", 0, lease))
         answers = other.peer.take()
-        assert answers == [m.Cancel(["g0.0"])] * 2
+        assert answers == [Cancel(["g0.0"])] * 2
     world.runner.disconnect()
     await until(world, lambda: other.peer._outbox)
-    second = next(message for message in other.peer.take() if isinstance(message, m.LeaseTrajectory))
+    second = next(message for message in other.peer.take() if isinstance(message, LeaseTrajectory))
     assert second.lease > first.lease and second.sample == "g0.0"
     world.runner.connect()
-    world.runner.say(m.TrajectoryScored("g0.0", 1.0, {}, "", 0, 0, [], first.lease))
-    assert m.Cancel(["g0.0"]) in world.runner.peer.take()
+    world.runner.say(TrajectoryScored("g0.0", 1.0, {}, "", 0, 0, [], first.lease))
+    assert Cancel(["g0.0"]) in world.runner.peer.take()
     world.router.lost(other.peer)
     world.runner.driving.clear()
     await finish(world)
@@ -122,18 +134,18 @@ async def test_after_a_restart_of_the_coordinator_the_newest_lease_counts(new_wo
     (old,) = world.runner.driving.values()
     other = world_module.Runner(world)
     other.lives, other.peer = 7, world_module.FakePeer("runner")
-    other.say(m.RegisterRunner("runner.7", 1000, {}))
+    other.say(RegisterRunner("runner.7", 1000, {}))
     world.runner.disconnect()
     await until(world, lambda: other.peer._outbox)
-    new = next(message for message in other.peer.take() if isinstance(message, m.LeaseTrajectory))
+    new = next(message for message in other.peer.take() if isinstance(message, LeaseTrajectory))
     world.kill_coordinator()
     await world.start()
     world.runner.peer, other.peer = world_module.FakePeer("runner"), world_module.FakePeer("runner")
-    world.runner.say(m.RegisterRunner("runner.0", 1, {"g0.0": old.lease}))
-    other.say(m.RegisterRunner("runner.7", 1, {"g0.0": new.lease}))
-    assert world.runner.peer.take() == [m.Cancel(["g0.0"])] and not other.peer._outbox
-    world.runner.say(m.RegisterRunner("runner.0", 1, {"g0.0": old.lease}))
-    assert world.runner.peer.take() == [m.Cancel(["g0.0"])]
+    world.runner.say(RegisterRunner("runner.0", 1, {"g0.0": old.lease}))
+    other.say(RegisterRunner("runner.7", 1, {"g0.0": new.lease}))
+    assert world.runner.peer.take() == [Cancel(["g0.0"])] and not other.peer._outbox
+    world.runner.say(RegisterRunner("runner.0", 1, {"g0.0": old.lease}))
+    assert world.runner.peer.take() == [Cancel(["g0.0"])]
     world.router.lost(other.peer)
     world.runner.disconnect()
     world.runner.driving.clear()
@@ -171,7 +183,7 @@ async def test_tokens_never_get_another_context_than_they_were_generated_from(
         "turn 0 was generated from another context than it has now; a loop that runs again must make the same calls"
     ]
     records = [r for row in world.store.query("SELECT id FROM samples") for r in completions(world.store, row[0], 0)]
-    assert records and all(record.context == m.context_digest(record.given) for record in records)
+    assert records and all(record.context == context_digest(record.given) for record in records)
 
 
 async def test_a_second_request_before_the_first_turn_is_finished_fails_the_sample(
@@ -223,8 +235,8 @@ async def test_the_samples_of_a_lost_runner_are_leased_in_order_of_admission(new
     await until(world, lambda: len(world.runner.driving) == 32)
     assert list(world.runner.driving) == taken
     aborts = []
-    world.agents[0].handle = lambda message: aborts.append(message) if isinstance(message, m.Abort) else None
-    unknown = [m.RequestId(f"g{number}.0", 9, 0) for number in range(100, 130)]
+    world.agents[0].handle = lambda message: aborts.append(message) if isinstance(message, Abort) else None
+    unknown = [RequestId(f"g{number}.0", 9, 0) for number in range(100, 130)]
     world.agents[0].say(msgspec.structs.replace(world.agents[0].hello(), running=[*running, *unknown]))
     await until(world, lambda: aborts)
     assert [request_id for abort in aborts for request_id in abort.request_ids] == unknown
@@ -235,7 +247,7 @@ async def test_a_silent_agent_gets_no_requests_until_it_is_heard_again(new_world
     (agent,) = world.agents
     await until(world, lambda: len(agent.queue) == 8)
     agent.queue.clear()
-    agent.peer.heard -= 3 * m.HEARTBEAT_SECONDS + 1
+    agent.peer.heard -= 3 * HEARTBEAT_SECONDS + 1
     world.run.trajectories.lose_engine(next(iter(world.run.engines.by_instance.values())), "engine_lost")
     await world.some(5)
     assert not agent.queue and len(world.run.trajectories.queue) == 8
@@ -244,7 +256,7 @@ async def test_a_silent_agent_gets_no_requests_until_it_is_heard_again(new_world
         "silent",
         "its agent has been silent for 16 s; it gets no requests",
     )
-    agent.say(m.EngineHeartbeat("ready", 0, 0, 0))
+    agent.say(EngineHeartbeat("ready", 0, 0, 0))
     await until(world, lambda: agent.queue)
     await finish(world)
 
@@ -263,7 +275,7 @@ async def test_the_status_names_the_sample_and_the_engine_that_a_batch_waits_for
     agent.peer.heard -= 20
     expected = f"{waits} has been generated by engine engine-0.0 (its agent has been silent for 20 s) for 312 s"
     assert status_of(world.run).message == expected
-    agent.say(m.Completions([world_module.generate_tokens(agent.queue.pop(0), 0, 0)]))
+    agent.say(Completions([world_module.generate_tokens(agent.queue.pop(0), 0, 0)]))
     await world.store.drain()
     trajectory.since -= 100
     expected = f"{waits} has been in its loop or reward at runner runner.0 for 100 s"
@@ -275,13 +287,13 @@ async def test_the_status_names_the_sample_and_the_engine_that_a_batch_waits_for
 # --- contexts that are sent as what they add ---
 
 
-def watch(agent: Any) -> list[m.Generate]:
+def watch(agent: Any) -> list[Generate]:
     """Return a list that gets every request that arrives at an agent."""
-    requests: list[m.Generate] = []
+    requests: list[Generate] = []
     handle = agent.handle
 
     def receive(message: Any) -> None:
-        if isinstance(message, m.Generate):
+        if isinstance(message, Generate):
             requests.append(message)
         handle(message)
 
@@ -308,7 +320,7 @@ async def test_a_later_turn_brings_the_engine_only_what_it_adds(new_world: Any, 
     for request, record in zip(requests, records, strict=True):
         assert 4 * request.prefix_tokens == len(context)
         context += record.given
-        assert record.context == m.context_digest(context) and request.context in ("", record.context)
+        assert record.context == context_digest(context) and request.context in ("", record.context)
         context += record.token_ids
 
 
@@ -369,12 +381,12 @@ async def test_an_interrupted_turn_continues_without_tokens_that_its_engine_has(
         tokens = completion.token_ids[:8]
         part = msgspec.structs.replace(
             completion, token_ids=tokens, logprobs=bytes(len(tokens)), finish="abort",
-            spans=[m.VersionSpan(0, 0, len(tokens) // 4)],
+            spans=[VersionSpan(0, 0, len(tokens) // 4)],
         )  # fmt: skip
-        first.contexts.keep(m.RequestId("g0.0", 0, 0), request.token_ids + tokens)
+        first.contexts.keep(RequestId("g0.0", 0, 0), request.token_ids + tokens)
         if moved:
             world.run.engines.by_instance[first.instance].state = "leaving"
-        first.say(m.Completions([part]))
+        first.say(Completions([part]))
         await until(world, lambda arriving=arriving: arriving)
         whole = request.token_ids + tokens
         sent = (arriving[0].prefix_tokens, arriving[0].token_ids)
@@ -403,7 +415,7 @@ async def test_a_turn_that_does_not_continue_the_turn_before_fails_its_sample(
     say = world.runner.say
 
     def falsify(*messages: Any) -> None:
-        wrong = [isinstance(each, m.GenerateRequest) and each.turn == 1 for each in messages]
+        wrong = [isinstance(each, GenerateRequest) and each.turn == 1 for each in messages]
         say(*(msgspec.structs.replace(e, **change) if w else e for e, w in zip(messages, wrong, strict=True)))
         if any(wrong):
             world.runner.say = say
@@ -444,11 +456,11 @@ async def test_an_answer_from_another_prefix_fails_its_sample(new_world: Any, tm
     (agent,) = world.agents
     whole = agent.contexts.whole
 
-    def other(request: m.Generate) -> m.Generate:
+    def other(request: Generate) -> Generate:
         found = whole(request)
         if request.prefix_tokens and not failures(world):
             changed = bytes(4) + found.token_ids[4:]
-            return msgspec.structs.replace(found, token_ids=changed, context=m.context_digest(changed))
+            return msgspec.structs.replace(found, token_ids=changed, context=context_digest(changed))
         return found
 
     agent.contexts.whole = other

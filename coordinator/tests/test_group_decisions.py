@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from ledgers import RecordingTrainer
-from world import job, m
+from world import job
 
 from rljob.coordinator.awaited_sample import awaited_sample
 from rljob.coordinator.status_report import status_of
 from rljob.ledger.audit import audit
+from rljob.protocol import runner_protocol as m
 from rljob.runner.group_filter import Verdict
 from rljob.simulation.simulated_engine import EngineModel
 from rljob.simulation.simulated_run import SimulatedCluster, simulate

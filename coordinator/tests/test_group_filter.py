@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rljob.protocol.messages import FilterGroup, GroupFiltered
+from rljob.protocol.runner_protocol import FilterGroup, GroupFiltered
 from rljob.runner.group_filter import FilteredGroups, FilterFunction, Verdict, load_function
 
 NAME = "tasks[sums].groupFilter.function mypackage:accept"

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.message_router import MessageRouter
-from rljob.protocol import messages as m
+from rljob.protocol import runner_protocol as m
 from rljob.simulation.memory_link import MemoryLink, MemoryServer, Traffic
 from rljob.simulation.virtual_time import run_in_virtual_time
 

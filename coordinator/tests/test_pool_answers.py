@@ -10,11 +10,13 @@ import msgspec
 import pytest
 import world as world_module
 from ledgers import alter, copy
-from world import int32, job, m
+from world import int32, job
 
 from rljob.ledger.audit import audit
 from rljob.ledger.queries import answers, completions
 from rljob.ledger.sample_numbers import sample_number
+from rljob.protocol import runner_protocol as m
+from rljob.protocol.batch_samples import SampleTokens
 
 AGENT_TASK = {
     "name": "sums",
@@ -92,7 +94,7 @@ async def asking_world(new_world: Any, tmp_path: Path, task: Any = None) -> Any:
     return world
 
 
-def check_sample(world: Any, tokens: m.SampleTokens) -> None:
+def check_sample(world: Any, tokens: SampleTokens) -> None:
     """Assert that the answer is between the turns, outside of the loss."""
     [answer] = recorded(world, tokens.sample)
     between = tokens.segments[2]

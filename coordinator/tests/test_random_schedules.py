@@ -34,9 +34,11 @@ from rljob.coordinator.run import Run
 from rljob.ledger import writer
 from rljob.ledger.queries import completions
 from rljob.ledger.writer import LedgerWriter
-from rljob.protocol import messages as m
+from rljob.protocol.agent_protocol import RegisterEngine
 from rljob.protocol.branches import TurnKey, before, order
-from rljob.protocol.contexts import KeptContexts
+from rljob.protocol.contexts import KeptContexts, context_digest
+from rljob.protocol.runner_protocol import RegisterRunner
+from rljob.protocol.trainer_protocol import RegisterTrainer, Train
 from rljob.runner.context import Context
 from rljob.runner.driver import RunnerDriver
 from rljob.runner.group_filter import Verdict
@@ -55,7 +57,7 @@ LIMIT_SECONDS = 3600.0
 """Virtual time in which every run must end: two minutes without faults, and at most eight faults of two minutes."""
 NOTICED_SECONDS = 40.0
 """Time after which the coordinator notices a half-open connection."""
-REGISTRATIONS = (m.RegisterEngine, m.RegisterRunner, m.RegisterTrainer)
+REGISTRATIONS = (RegisterEngine, RegisterRunner, RegisterTrainer)
 
 KINDS = ("cut", "half-open", "kill engine", "kill runner", "kill trainer", "kill coordinator", "full disk", "suspend")
 
@@ -327,7 +329,7 @@ class FaultyRun(SimulatedRun):
         assert self.running.failure is None, self.running.failure
         return self.outcome
 
-    def _train_seconds(self, batch: m.Train) -> float:
+    def _train_seconds(self, batch: Train) -> float:
         self.batches.setdefault(batch.step, set()).add(tuple(sample.sample for sample in batch.samples))
         self.ages += [batch.step - sample.min_version for sample in batch.samples]
         return 2.5
@@ -392,7 +394,7 @@ def check_contexts(ledger: LedgerWriter) -> None:
             prompt = prompt or record.given
             context = tokens.get(key, tokens[before(key)]) + record.given
             parents.add(before(key))
-            assert record.context == m.context_digest(context)
+            assert record.context == context_digest(context)
             tokens[key] = context + record.token_ids
         ends = [len(tokens[key]) // 4 for key in sorted(tokens.keys() - parents - {None}, key=order)]
         assert (row["prompt_tokens"] or 0, row["total_tokens"] or 0) == (len(prompt) // 4, sum(ends))

@@ -12,6 +12,10 @@ import pytest
 import world as world_module
 
 from rljob.coordinator.status_report import status_of
+from rljob.protocol.agent_protocol import Completions, EngineCrashed, EngineHeartbeat, Generate
+from rljob.protocol.runner_protocol import AckTrajectories, TrajectoryFailed, TrajectoryScored
+from rljob.protocol.shared_messages import Reject
+from rljob.protocol.trainer_protocol import StepDone, TrainerBlocked
 
 job = world_module.job
 
@@ -168,7 +172,7 @@ async def test_the_requests_of_a_restarting_engine_go_to_others(new_world: Any, 
         await world.some(1)
     dead, other = world.agents
     dead.queue.clear()
-    dead.say(world_module.m.EngineHeartbeat("starting", 0, 0, 1))
+    dead.say(EngineHeartbeat("starting", 0, 0, 1))
     other.hold = False
     await world.settle()
     assert world.run.finished, "no request waits for the starting engine"
@@ -193,7 +197,7 @@ async def test_the_status_reports_why_an_engine_server_crashed(new_world: Any, t
     world = new_world(job(), tmp_path)
     await world.start()
     agent = world.agents[0]
-    agent.hello = lambda: world_module.m.EngineCrashed("main", "it was killed by SIGKILL", "last words", 2, True)
+    agent.hello = lambda: EngineCrashed("main", "it was killed by SIGKILL", "last words", 2, True)
     agent.connect()
     status = status_of(world.run)
     assert [(p.role, p.instance, p.state, p.restarts, p.message) for p in status.components] == [
@@ -217,10 +221,10 @@ async def test_the_status_reports_why_the_trainer_is_blocked(new_world: Any, tmp
     world.connect_all()
     await world.some(2)
     incarnation = world.run.trainer.session.incarnation
-    world.trainer.say(world_module.m.TrainerBlocked(incarnation, "the disk of /x is full"))
+    world.trainer.say(TrainerBlocked(incarnation, "the disk of /x is full"))
     assert status_of(world.run).message == "the trainer waits: the disk of /x is full"
     assert [p.message for p in status_of(world.run).components if p.role == "trainer"] == ["the disk of /x is full"]
-    world.trainer.say(world_module.m.TrainerBlocked(incarnation, ""))
+    world.trainer.say(TrainerBlocked(incarnation, ""))
     assert status_of(world.run).message == ""
 
 
@@ -284,9 +288,7 @@ async def test_a_reward_for_a_response_of_the_old_lineage_is_ignored(new_world: 
     while world.run.weights.published < 1:
         await world.some(1)
     scores, send = [], world.runner.say
-    world.runner.say = lambda message: (
-        scores.append if isinstance(message, world_module.m.TrajectoryScored) else send
-    )(message)
+    world.runner.say = lambda message: (scores.append if isinstance(message, TrajectoryScored) else send)(message)
     while not scores:
         await world.some(1)
     world.trainer.disconnect()
@@ -311,9 +313,7 @@ async def test_messages_about_an_old_attempt_are_acknowledged_and_ignored(new_wo
     await world.start()
     world.connect_all()
     scores, send = [], world.runner.say
-    world.runner.say = lambda message: (
-        scores.append if isinstance(message, world_module.m.TrajectoryScored) else send
-    )(message)
+    world.runner.say = lambda message: (scores.append if isinstance(message, TrajectoryScored) else send)(message)
     await world.settle()
     trajectories = list(world.run.trajectories.by_sample.values())
     assert trajectories and len(scores) == len(trajectories), "all responses wait for their rewards"
@@ -324,12 +324,10 @@ async def test_messages_about_an_old_attempt_are_acknowledged_and_ignored(new_wo
     await world.settle()
     assert all(turn.finished for t in trajectories for turn in t.turns.values()), "there are new responses"
     world.runner.say = send
-    failed = [world_module.m.TrajectoryFailed(s.sample, "it broke", s.attempt, s.lease) for s in stale]
+    failed = [TrajectoryFailed(s.sample, "it broke", s.attempt, s.lease) for s in stale]
     world.runner.say(*stale, *failed)
     await world.store.drain()
-    assert {
-        s for ack in world.runner.peer.take() if isinstance(ack, world_module.m.AckTrajectories) for s in ack.samples
-    }
+    assert {s for ack in world.runner.peer.take() if isinstance(ack, AckTrajectories) for s in ack.samples}
     assert all(trajectory.sample.open for trajectory in trajectories)
     world.runner.disconnect()
     world.runner.reborn()
@@ -391,9 +389,9 @@ async def test_an_old_incarnation_is_rejected(new_world: Any, tmp_path: Path) ->
     world.trainer.connect()
     await world.some(2)
     before = world.run.version
-    old.say(world_module.m.StepDone(1, before, {}))
+    old.say(StepDone(1, before, {}))
     assert world.run.version == before
-    assert any(isinstance(message, world_module.m.Reject) for message in old.peer.take())
+    assert any(isinstance(message, Reject) for message in old.peer.take())
     await world.settle()
     world.check_accounts()
 
@@ -434,7 +432,7 @@ async def run_until_turn_is_requested(world: Any, turn: int) -> None:
 
     def hold(message: Any) -> None:
         handle(message)
-        agent.hold = agent.hold or (isinstance(message, world_module.m.Generate) and message.request_id.turn == turn)
+        agent.hold = agent.hold or (isinstance(message, Generate) and message.request_id.turn == turn)
 
     agent.handle, world.runner.turns_of = hold, lambda sample: turn + 1
     for _ in range(200):
@@ -479,7 +477,7 @@ async def test_a_loop_that_gives_a_turn_another_context_in_another_runner_fails_
         generate = next(generate for generate in agent.queue if generate.request_id.turn == 1)
         agent.queue.remove(generate)
         completion = world_module.generate_tokens(generate, 0, 0)
-        agent.say(world_module.m.Completions([msgspec.structs.replace(completion, finish="abort")]))
+        agent.say(Completions([msgspec.structs.replace(completion, finish="abort")]))
     with monkeypatch.context() as patch:
         patch.setattr(world_module, "observation", lambda turn: world_module.int32([1, 1]))
         world.connect_all()

@@ -20,8 +20,10 @@ from aiohttp.test_utils import TestServer
 from rljob.api.roles import Reward
 from rljob.api.tasks import Sampling, Task
 from rljob.protocol import coordinator_link
+from rljob.protocol.contexts import context_digest
 from rljob.protocol.coordinator_link import RefusedError
-from rljob.protocol.messages import (
+from rljob.protocol.frames import encode_frame, frame_decoder
+from rljob.protocol.runner_protocol import (
     AckTrajectories,
     Cancel,
     FromRunner,
@@ -29,16 +31,13 @@ from rljob.protocol.messages import (
     GenerateResult,
     LeaseTrajectory,
     RegisterRunner,
-    Reject,
     ToRunner,
     TrajectoryFailed,
     TrajectoryScored,
     TurnTokens,
-    context_digest,
-    encode_frame,
-    frame_decoder,
 )
 from rljob.protocol.score_messages import Score
+from rljob.protocol.shared_messages import Reject
 from rljob.runner import leased_trajectory
 from rljob.runner.context import Context
 from rljob.runner.driver import RunnerDriver

@@ -12,14 +12,14 @@ import pytest
 
 from rljob.api.tasks import Task
 from rljob.protocol.branches import before, path
-from rljob.protocol.messages import (
+from rljob.protocol.contexts import context_digest
+from rljob.protocol.runner_protocol import (
     GenerateRequest,
     GenerateResult,
     LeaseTrajectory,
     TrajectoryFailed,
     TrajectoryScored,
     TurnTokens,
-    context_digest,
 )
 from rljob.protocol.score_messages import Score
 from rljob.runner.context import Context

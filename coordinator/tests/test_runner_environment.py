@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from rljob.api.roles import Environment
 from rljob.api.tasks import Seeds, Task
+from rljob.protocol.contexts import context_digest
 from rljob.protocol.episode_messages import MAX_REPLY_BYTES, Observation, OpenSession
-from rljob.protocol.messages import (
+from rljob.protocol.runner_protocol import (
     GenerateResult,
     LeaseTrajectory,
     TrajectoryFailed,
     TrajectoryScored,
     TurnTokens,
-    context_digest,
 )
 from rljob.runner import environment_client
 from rljob.runner.chat import ChatTemplate

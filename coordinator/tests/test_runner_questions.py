@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from rljob.api.tasks import Task
-from rljob.protocol.messages import (
+from rljob.protocol.contexts import context_digest
+from rljob.protocol.runner_protocol import (
     GenerateRequest,
     GenerateResult,
     LeaseTrajectory,
@@ -19,7 +20,6 @@ from rljob.protocol.messages import (
     PoolAnswered,
     TrajectoryFailed,
     TrajectoryScored,
-    context_digest,
 )
 from rljob.protocol.score_messages import Score
 from rljob.runner.context import Context, TrajectoryError

@@ -15,7 +15,7 @@ from weakref import WeakSet
 import pytest
 from world import job
 
-from rljob.protocol import messages as m
+from rljob.protocol import agent_protocol as m
 from rljob.runner.context import Context
 from rljob.runner.leased_trajectory import LeasedTrajectory
 from rljob.simulation.simulated_engine import EngineModel

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from world import job, m
+from world import job
 
 from rljob.api.job_status import LONGEST_REASON, EvaluationResult
 from rljob.coordinator import serve
@@ -27,6 +27,7 @@ from rljob.coordinator.routes import build_app
 from rljob.coordinator.status_report import status_of
 from rljob.coordinator.status_sync import StatusSyncCollector
 from rljob.coordinator.tracking import TrackingWriter, finish
+from rljob.protocol import agent_protocol as m
 from rljob.protocol.connection_limits import HttpLimits, OpenConnections
 from rljob.protocol.run_status import HistoryPoint, decode_status, run_fields, status_from
 from rljob.scheduling.groups import REJECTED

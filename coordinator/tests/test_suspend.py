@@ -8,11 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
-from world import job, m, random_job
+from world import job, random_job
 
 from rljob.coordinator.metrics import REGISTRY
 from rljob.coordinator.routes import build_app
 from rljob.coordinator.status_report import status_of
+from rljob.protocol import trainer_protocol as m
 from rljob.protocol.run_status import decode_status
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import Trainer, job, m
+from world import Trainer, job
 
 from rljob.api.job_status import MOST_WARNINGS
 from rljob.coordinator.status_report import status_of
+from rljob.protocol import trainer_protocol as m
+from rljob.protocol.shared_messages import Reject
 
 
 async def test_deriving_the_next_command_has_no_side_effects(new_world: Any, tmp_path: Path) -> None:
@@ -64,13 +66,11 @@ def restart_trainer(world: Any) -> None:
     world.trainer.reborn()
 
 
-async def connect_rejected(world: Any) -> m.Reject:
+async def connect_rejected(world: Any) -> Reject:
     """Connect the trainer; return the one rejection that it gets."""
-    rejected: list[m.Reject] = []
+    rejected: list[Reject] = []
     handle = world.trainer.handle
-    world.trainer.handle = lambda message: (
-        rejected.append(message) if isinstance(message, m.Reject) else handle(message)
-    )
+    world.trainer.handle = lambda message: rejected.append(message) if isinstance(message, Reject) else handle(message)
     world.trainer.connect()
     for _ in range(20):
         await world.some(1)

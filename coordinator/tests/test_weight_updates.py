@@ -6,25 +6,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import job, m
+from world import job
 
 from rljob.coordinator.weight_publisher import MAX_FAILED_ROUNDS
+from rljob.protocol.agent_protocol import WeightFailed
+from rljob.protocol.shared_messages import Probe
+from rljob.protocol.trainer_protocol import EngineTarget, SendWeights, WeightGroupReady
 
 
 def fail_update(agent: Any) -> None:
     """Let an agent report that its prepared update failed."""
     update, agent.preparing = agent.preparing, None
-    agent.say(m.WeightFailed(update.update, "the connection to the trainer broke"))
+    agent.say(WeightFailed(update.update, "the connection to the trainer broke"))
 
 
-def announce(world: Any, send: m.SendWeights, engines: int) -> None:
+def announce(world: Any, send: SendWeights, engines: int) -> None:
     """Announce the groups of the first ``engines`` engines of an update; nothing is sent."""
     for target in send.engines[:engines]:
         group = f"group-{send.update}-{target.engine}"
         world.trainer.say(
-            m.WeightGroupReady(
-                send.incarnation, send.update, target.engine, group, "", 0, 2, "gloo", [], m.Probe([], [])
-            )
+            WeightGroupReady(send.incarnation, send.update, target.engine, group, "", 0, 2, "gloo", [], Probe([], []))
         )
 
 
@@ -41,7 +42,7 @@ async def test_a_trainer_that_dies_during_updates_does_not_end_the_run(
 
     def die(command: Any) -> None:
         nonlocal deaths
-        if not isinstance(command, m.SendWeights) or not command.engines or not deaths:
+        if not isinstance(command, SendWeights) or not command.engines or not deaths:
             execute(command)
             return
         deaths -= 1
@@ -69,7 +70,7 @@ async def test_an_update_that_times_out_on_64_engines_counts_once(new_world: Any
     """Every engine fails at another moment, and its next update starts at once."""
     world = new_world(job(n=1, steps=1), tmp_path, engines=64)
     await world.start()
-    world.trainer._execute = lambda command: isinstance(command, m.SendWeights) and announce(world, command, 64)
+    world.trainer._execute = lambda command: isinstance(command, SendWeights) and announce(world, command, 64)
     world.connect_all()
     failures = 0
     while world.run.failure is None and failures < 2 * MAX_FAILED_ROUNDS:
@@ -145,11 +146,11 @@ async def test_the_trainer_opens_a_group_for_all_workers_of_an_engine(new_world:
     sizes = {"tensor": 2, "pipeline": 3, "data": 2}
     world = new_world(job(n=1, steps=1, rollouts=[{"name": "main", "parallelism": sizes}]), tmp_path)
     await world.start()
-    targets: list[m.EngineTarget] = []
+    targets: list[EngineTarget] = []
     execute = world.trainer._execute
 
     def note(command: Any) -> None:
-        targets.extend(command.engines if isinstance(command, m.SendWeights) else ())
+        targets.extend(command.engines if isinstance(command, SendWeights) else ())
         execute(command)
 
     world.trainer._execute = note
@@ -164,7 +165,7 @@ def noted_targets(world: Any) -> list[tuple[str, int]]:
     execute = world.trainer._execute
 
     def note(command: Any) -> None:
-        if isinstance(command, m.SendWeights):
+        if isinstance(command, SendWeights):
             targets.extend((target.engine, world.trainer.step_) for target in command.engines)
         execute(command)
 

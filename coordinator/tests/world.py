@@ -34,9 +34,54 @@ from rljob.coordinator.recovery import recover
 from rljob.coordinator.run import Run
 from rljob.ledger.store import TransitionError
 from rljob.ledger.writer import LedgerWriter
-from rljob.protocol import messages as m
-from rljob.protocol.contexts import KeptContexts
+from rljob.protocol.agent_protocol import (
+    Abort,
+    AckCompletions,
+    Completion,
+    Completions,
+    Forget,
+    Generate,
+    PrefixMissing,
+    PrepareWeights,
+    RegisterEngine,
+    RestartEngine,
+    ToAgent,
+    WeightAck,
+)
+from rljob.protocol.batch_samples import BatchSample, SampleTokens
+from rljob.protocol.contexts import KeptContexts, context_digest
+from rljob.protocol.frames import encode_frame, frame_decoder
+from rljob.protocol.runner_protocol import (
+    AckGroups,
+    AckTrajectories,
+    Cancel,
+    FilterGroup,
+    GenerateRequest,
+    GenerateResult,
+    GroupFiltered,
+    LeaseTrajectory,
+    RegisterRunner,
+    ToRunner,
+    TrajectoryScored,
+    TurnTokens,
+)
 from rljob.protocol.shards import encode_selection
+from rljob.protocol.shared_messages import Probe, VersionSpan
+from rljob.protocol.trainer_protocol import (
+    Checkpoint,
+    CheckpointCopied,
+    Checkpointed,
+    RefuseCheckpoint,
+    RefusedCheckpoint,
+    RegisterTrainer,
+    SendWeights,
+    StepDone,
+    ToTrainer,
+    Train,
+    TrainerRegistered,
+    WeightGroupReady,
+    WeightsSent,
+)
 from rljob.scheduling.dispatch import RequestKey
 
 
@@ -75,9 +120,7 @@ def random_job(rng: random.Random) -> RLJob:
     )
 
 
-OUTGOING = {
-    role: m.frame_decoder(u) for role, u in {"agent": m.ToAgent, "runner": m.ToRunner, "trainer": m.ToTrainer}.items()
-}
+OUTGOING = {role: frame_decoder(u) for role, u in {"agent": ToAgent, "runner": ToRunner, "trainer": ToTrainer}.items()}
 
 
 class InlineExecutor(Executor):
@@ -113,7 +156,7 @@ class FakePeer(SocketConnection):
     def take(self) -> list[Any]:
         """Return and remove the queued messages."""
         taken, self._outbox = self._outbox, []
-        return OUTGOING[self.role].decode(m.encode_frame(taken))
+        return OUTGOING[self.role].decode(encode_frame(taken))
 
 
 def int32(values: list[int]) -> bytes:
@@ -138,7 +181,7 @@ class Component:
 
     def say(self, *messages: Any) -> None:
         if self.peer is not None:
-            self.world.router.receive(self.peer, m.encode_frame(list(messages)))
+            self.world.router.receive(self.peer, encode_frame(list(messages)))
 
     def disconnect(self) -> None:
         if self.peer is not None:
@@ -169,12 +212,12 @@ def observation(turn: int) -> bytes:
 
 
 def generate_request(
-    lease: m.LeaseTrajectory, turn: int, before: bytes, given: bytes, stop: list[str] | None = None, min_tokens: int = 0
-) -> m.GenerateRequest:
+    lease: LeaseTrajectory, turn: int, before: bytes, given: bytes, stop: list[str] | None = None, min_tokens: int = 0
+) -> GenerateRequest:
     """Return a request for turn ``turn``, whose context is ``before`` and ``given`` (int32)."""
-    prefix = (len(before) // 4, m.context_digest(before)) if before else (0, "")
+    prefix = (len(before) // 4, context_digest(before)) if before else (0, "")
     request = (lease.sample, turn, given, 16, 1.0, [0], lease.attempt, lease.lease, stop or [], min_tokens)
-    return m.GenerateRequest(*request, *prefix)
+    return GenerateRequest(*request, *prefix)
 
 
 class Runner(Component):
@@ -182,9 +225,9 @@ class Runner(Component):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self.driving: dict[str, m.LeaseTrajectory] = {}
-        self.turns: dict[str, list[m.TurnTokens]] = {}
-        self.finished: dict[str, m.TrajectoryScored] = {}
+        self.driving: dict[str, LeaseTrajectory] = {}
+        self.turns: dict[str, list[TurnTokens]] = {}
+        self.finished: dict[str, TrajectoryScored] = {}
         self.held_out: dict[str, int] = {}
         self.prompt = lambda lease: [lease.row, 1, 2]  # token ids
         self.turns_of = turns_of
@@ -192,8 +235,8 @@ class Runner(Component):
         self.lives = 0
         self.stop: list[str] = []
         self.min_tokens = 0
-        self.filtered: dict[str, m.GroupFiltered] = {}
-        self.asked: list[m.FilterGroup] = []
+        self.filtered: dict[str, GroupFiltered] = {}
+        self.asked: list[FilterGroup] = []
 
     def reborn(self) -> None:
         """Restart the process: it loses its state."""
@@ -202,7 +245,7 @@ class Runner(Component):
 
     def hello(self) -> Any:
         driving = {name: lease.lease for name, lease in self.driving.items()}
-        return m.RegisterRunner(f"runner.{self.lives}", 1000, driving, self.held_out)
+        return RegisterRunner(f"runner.{self.lives}", 1000, driving, self.held_out)
 
     def connect(self) -> None:
         super().connect()
@@ -227,38 +270,38 @@ class Runner(Component):
 
     def handle(self, message: Any) -> None:
         match message:
-            case m.LeaseTrajectory(sample=sample, turns=turns):
+            case LeaseTrajectory(sample=sample, turns=turns):
                 assert [turn.turn for turn in turns] == list(range(len(turns)))
                 self.driving[sample], self.turns[sample] = message, list(turns)
                 self._continue(sample)
-            case m.GenerateResult(sample=sample, turn=turn):
+            case GenerateResult(sample=sample, turn=turn):
                 if sample in self.driving and turn == len(self.turns[sample]):
                     before = b"".join(t.given + t.token_ids for t in self.turns[sample])
                     given = observation(turn - 1) if turn else int32(self.prompt(self.driving[sample]))
-                    assert message.context == m.context_digest(before + given)
-                    self.turns[sample].append(m.TurnTokens(turn, given, message.token_ids, message.finish))
+                    assert message.context == context_digest(before + given)
+                    self.turns[sample].append(TurnTokens(turn, given, message.token_ids, message.finish))
                     self._continue(sample)
-            case m.Cancel(samples=samples):
+            case Cancel(samples=samples):
                 for sample in samples:
                     self.finished.pop(sample, None)
                     self.driving.pop(sample, None)
-            case m.AckTrajectories(samples=samples):
+            case AckTrajectories(samples=samples):
                 for sample in samples:
                     if self.finished.pop(sample, None) is not None:
                         self.driving.pop(sample, None)
-            case m.FilterGroup():
+            case FilterGroup():
                 self.asked.append(message)
                 decision = self.world.decide(message)
                 if decision is not None:
                     self.filtered[message.group] = decision
                     self.say(decision)
-            case m.AckGroups(numbers=numbers):
+            case AckGroups(numbers=numbers):
                 self.filtered = {name: known for name, known in self.filtered.items() if known.number not in numbers}
 
-    def _score(self, sample: str, turns: list[m.TurnTokens]) -> None:
+    def _score(self, sample: str, turns: list[TurnTokens]) -> None:
         """Score the last response."""
         reward, credits = self.world.reward(sample, turns[-1]), self.credits_of(sample)
-        self.finished[sample] = m.TrajectoryScored(
+        self.finished[sample] = TrajectoryScored(
             sample,
             reward,
             {},
@@ -271,9 +314,9 @@ class Runner(Component):
         self.say(self.finished[sample])
 
 
-def accept(message: m.FilterGroup) -> m.GroupFiltered:
+def accept(message: FilterGroup) -> GroupFiltered:
     """Accept a group."""
-    return m.GroupFiltered(message.group, message.number, True)
+    return GroupFiltered(message.group, message.number, True)
 
 
 class Agent(Component):
@@ -284,10 +327,10 @@ class Agent(Component):
         self.name, self.pool, self.lives = name, pool, 0
         self.settings = next(entry for entry in world.manifest.spec.rollouts if entry.name == pool)
         self.generated: list[tuple[str, int, int]] = []  # sample, prompt and maximum response tokens, version
-        self.queue: list[m.Generate] = []
-        self.unacknowledged: dict[RequestKey, m.Completion] = {}
+        self.queue: list[Generate] = []
+        self.unacknowledged: dict[RequestKey, Completion] = {}
         self.lineage, self.version, self.digest = -1, -1, ""
-        self.preparing: m.PrepareWeights | None = None
+        self.preparing: PrepareWeights | None = None
         self.begun: dict[RequestKey, int] = {}  # request → version at its start
         self.hold = False  # generate nothing
         self.wrong_digest = ""  # digest to report instead
@@ -308,7 +351,7 @@ class Agent(Component):
 
     def hello(self) -> Any:
         running = [generate.request_id for generate in self.queue]
-        return m.RegisterEngine(
+        return RegisterEngine(
             self.instance, self.pool, self.settings.max_concurrency, self.settings.max_model_length,
             self.lineage, self.version, running, self.digest,
         )  # fmt: skip
@@ -316,32 +359,32 @@ class Agent(Component):
     def connect(self) -> None:
         super().connect()
         if self.unacknowledged:
-            self.say(m.Completions(list(self.unacknowledged.values())))
+            self.say(Completions(list(self.unacknowledged.values())))
 
     def handle(self, message: Any) -> None:
         match message:
-            case m.Generate():
+            case Generate():
                 if self.version >= 0:  # else it was meant for the previous engine process
                     self._generate(message)
-            case m.Forget(contexts=names):
+            case Forget(contexts=names):
                 self.contexts.forget(names)
-            case m.Abort(request_ids=request_ids):
+            case Abort(request_ids=request_ids):
                 self.queue = [generate for generate in self.queue if generate.request_id not in request_ids]
-            case m.AckCompletions(request_ids=request_ids):
+            case AckCompletions(request_ids=request_ids):
                 for request_id in request_ids:
                     self.unacknowledged.pop(msgspec.structs.astuple(request_id), None)
-            case m.PrepareWeights():
+            case PrepareWeights():
                 if message.engine == self.instance:
                     self.preparing = message
-            case m.RestartEngine():
+            case RestartEngine():
                 self.reborn()
                 self.say(self.hello())
 
-    def _generate(self, message: m.Generate) -> None:
+    def _generate(self, message: Generate) -> None:
         whole = self.contexts.whole(message)
         if whole is None:
             self.missing += 1
-            self.say(m.PrefixMissing(message.request_id))
+            self.say(PrefixMissing(message.request_id))
             return
         self.queue.append(whole)
         self.begun.setdefault(msgspec.structs.astuple(message.request_id), self.version)
@@ -356,9 +399,7 @@ class Agent(Component):
             self.digest = self.wrong_digest or self.world.broadcasts.pop(prepared.group)
             self.lineage, self.version = prepared.lineage, prepared.version
             seconds = (0.1, 0.0, 0.0)
-            self.say(
-                m.WeightAck(prepared.update, prepared.lineage, prepared.version, self.digest, *self.probe, *seconds)
-            )
+            self.say(WeightAck(prepared.update, prepared.lineage, prepared.version, self.digest, *self.probe, *seconds))
             busy = True
         if self.queue and not self.hold and self.peer is not None:
             generate = self.queue.pop(0)
@@ -366,19 +407,19 @@ class Agent(Component):
             completion = generate_tokens(generate, begun, self.version)
             self.unacknowledged[msgspec.structs.astuple(generate.request_id)] = completion
             self.contexts.keep(generate.request_id, generate.token_ids + completion.token_ids)
-            self.say(m.Completions([completion]))
+            self.say(Completions([completion]))
             busy = True
         return busy
 
 
-def generate_tokens(generate: m.Generate, begun: int, version: int) -> m.Completion:
+def generate_tokens(generate: Generate, begun: int, version: int) -> Completion:
     """Generate tokens as a function of prompt, seed and version; the first token has the version ``begun``."""
     digest = hashlib.sha256(generate.token_ids + struct.pack("<qi", generate.sampling.seed, version)).digest()
     tokens = list(digest[: 1 + digest[0] % generate.sampling.max_tokens])
     logprobs = struct.pack(f"<{len(tokens)}f", *([-1.0] * len(tokens)))
-    spans = [m.VersionSpan(begun, 0, 1), *([m.VersionSpan(version, 1, len(tokens))] if len(tokens) > 1 else [])]
-    context = m.context_digest(generate.token_ids)
-    return m.Completion(generate.request_id, int32(tokens), logprobs, spans, "stop", 0.01, context)
+    spans = [VersionSpan(begun, 0, 1), *([VersionSpan(version, 1, len(tokens))] if len(tokens) > 1 else [])]
+    context = context_digest(generate.token_ids)
+    return Completion(generate.request_id, int32(tokens), logprobs, spans, "stop", 0.01, context)
 
 
 class Trainer(Component):
@@ -396,7 +437,7 @@ class Trainer(Component):
         self.hold = False
         self.hold_writes = False
         self.drift = ""  # makes a replay differ
-        self.refused: list[m.RefusedCheckpoint] = []  # by this process
+        self.refused: list[RefusedCheckpoint] = []  # by this process
         self.loaded = ""  # digest of the record of the checkpoint that this process loaded
         self.check_sample = check_sample
 
@@ -409,7 +450,7 @@ class Trainer(Component):
     def hello(self) -> Any:
         if not self.incarnation:
             self.loaded = self.digest(self.step_) if self.step_ else ""
-        return m.RegisterTrainer(f"trainer-{id(self)}", self.incarnation, self.step_, self.loaded, self.refused)
+        return RegisterTrainer(f"trainer-{id(self)}", self.incarnation, self.step_, self.loaded, self.refused)
 
     def digest(self, step: int) -> str:
         """Return the digest of the record of a checkpoint."""
@@ -418,10 +459,10 @@ class Trainer(Component):
     def connect(self) -> None:
         super().connect()
         if self.incarnation and self.last is not None:
-            self.say(m.StepDone(self.incarnation, self.last, {"loss": 0.0}))
+            self.say(StepDone(self.incarnation, self.last, {"loss": 0.0}))
 
     def handle(self, message: Any) -> None:
-        if isinstance(message, m.TrainerRegistered):
+        if isinstance(message, TrainerRegistered):
             self.incarnation = message.incarnation
             self.look_for(message.unseen)
         else:
@@ -434,7 +475,7 @@ class Trainer(Component):
             self.reborn()
             self.connect()
         elif unseen:
-            missing = [m.RefusedCheckpoint(n, f"the trainer did not find checkpoints/step-{n:06d}") for n in unseen]
+            missing = [RefusedCheckpoint(n, f"the trainer did not find checkpoints/step-{n:06d}") for n in unseen]
             self.refused = self.refused + missing
             self.say(self.hello())
 
@@ -455,11 +496,11 @@ class Trainer(Component):
         self.writing = None
         for old in remove:
             self.saved.pop(old, None)
-        self.say(m.Checkpointed(self.incarnation, step, f"checkpoints/step-{step:06d}", self.digest(step)))
+        self.say(Checkpointed(self.incarnation, step, f"checkpoints/step-{step:06d}", self.digest(step)))
 
     def _execute(self, command: Any) -> None:
         match command:
-            case m.Train(step=step):
+            case Train(step=step):
                 if step == self.step_:
                     n = len(command.samples)
                     data = zstandard.decompress(
@@ -470,31 +511,31 @@ class Trainer(Component):
                     self.state = hashlib.sha256(self.state.encode() + data + self.drift.encode()).hexdigest()
                     self.step_, self.last = step + 1, step
                 assert step < self.step_
-                self.say(m.StepDone(self.incarnation, step, {"loss": 0.0}))
-            case m.SendWeights(update=update, engines=engines):
+                self.say(StepDone(self.incarnation, step, {"loss": 0.0}))
+            case SendWeights(update=update, engines=engines):
                 for target in engines:
                     group = f"group-{update}-{target.engine}"
-                    probe = m.Probe([], [])
+                    probe = Probe([], [])
                     self.world.broadcasts[group] = self.state
                     self.say(
-                        m.WeightGroupReady(self.incarnation, update, target.engine, group, "", 0, 2, "gloo", [], probe),
-                        m.WeightsSent(self.incarnation, update, target.engine, self.state, 0.1, ""),
+                        WeightGroupReady(self.incarnation, update, target.engine, group, "", 0, 2, "gloo", [], probe),
+                        WeightsSent(self.incarnation, update, target.engine, self.state, 0.1, ""),
                     )
                 if not engines:
-                    self.say(m.WeightsSent(self.incarnation, update, "", self.state, 0.1, ""))
-            case m.Checkpoint(step=step, remove=remove):
+                    self.say(WeightsSent(self.incarnation, update, "", self.state, 0.1, ""))
+            case Checkpoint(step=step, remove=remove):
                 self._finish_write()
                 assert step == self.step_
                 self.writing = (step, self.state, remove)
-                self.say(m.CheckpointCopied(self.incarnation, step))
-            case m.RefuseCheckpoint(step=step):
+                self.say(CheckpointCopied(self.incarnation, step))
+            case RefuseCheckpoint(step=step):
                 del self.saved[step]
                 self.disconnect()
                 self.reborn()
                 self.connect()
 
-    def check(self, command: m.Train, data: bytes) -> None:
-        samples = msgspec.msgpack.decode(data, type=list[m.SampleTokens])
+    def check(self, command: Train, data: bytes) -> None:
+        samples = msgspec.msgpack.decode(data, type=list[SampleTokens])
         for scalars, tokens in zip(command.samples, samples, strict=True):
             runner = self.world.runner
             self.check_sample(scalars, tokens, runner.turns_of(tokens.sample), runner.credits_of(tokens.sample))
@@ -503,7 +544,7 @@ class Trainer(Component):
         assert oldest == {s.sample: s.min_version for s in command.samples}
 
 
-def check_sample(scalars: m.BatchSample, tokens: m.SampleTokens, turns: int, credits: list[float]) -> None:
+def check_sample(scalars: BatchSample, tokens: SampleTokens, turns: int, credits: list[float]) -> None:
     """Assert that tokens, segments and scalars of a sample agree, and that it has ``turns`` turns."""
     kinds = [segment.kind for segment in tokens.segments]
     assert kinds == ["prompt", "model", "observation", "model", "model"][: 2 * turns if turns < 3 else 5], kinds
@@ -535,7 +576,7 @@ class World:
         pools = ["main"] * engines if isinstance(engines, int) else engines
         self.agents = [Agent(self, f"engine-{i}", pool) for i, pool in enumerate(pools)]
         self.reward = lambda sample, result: float(sum(result.token_ids) % 2)
-        self.decide: Callable[[m.FilterGroup], m.GroupFiltered | None] = accept  # None: no answer
+        self.decide: Callable[[FilterGroup], GroupFiltered | None] = accept  # None: no answer
         self.commit_turns = lambda: 0  # turns of the event loop until the coordinator learns that a commit ended
 
     @property

@@ -15,11 +15,15 @@ from typing import Any
 
 import msgspec
 
-from rljob.protocol import messages
-from rljob.protocol.messages import SampleTokens, encode_frame
+from rljob.protocol import agent_protocol, runner_protocol, trainer_protocol
+from rljob.protocol.batch_samples import SampleTokens
+from rljob.protocol.frames import encode_frame
 
 STORED = Path(__file__).parent / "stored/messages.txt"
-UNIONS = {name: value for name, value in vars(messages).items() if name.startswith(("From", "To"))}
+PROTOCOLS = (agent_protocol, runner_protocol, trainer_protocol)
+UNIONS = {
+    name: value for module in PROTOCOLS for name, value in vars(module).items() if name.startswith(("From", "To"))
+}
 
 
 def example(kind: Any, name: str = "text") -> Any:

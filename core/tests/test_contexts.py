@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob.protocol.contexts import GrowingDigest, KeptContexts
-from rljob.protocol.messages import Generate, RequestId, SamplingParams, context_digest
+from rljob.protocol.agent_protocol import Generate, RequestId, SamplingParams
+from rljob.protocol.contexts import GrowingDigest, KeptContexts, context_digest
 
 SAMPLING = SamplingParams(1.0, 5, [], 1)
 BEFORE, ADDED = b"abcdefgh", b"ijkl"

@@ -16,7 +16,7 @@ from rljob.ledger.sample_numbers import sample_id
 from rljob.ledger.states import OPEN, PREDECESSORS, REJECTED, Kind, State
 from rljob.ledger.store import TransitionError
 from rljob.ledger.writer import LedgerWriter
-from rljob.protocol.messages import VersionSpan
+from rljob.protocol.shared_messages import VersionSpan
 
 
 @pytest.fixture

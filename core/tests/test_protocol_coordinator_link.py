@@ -10,18 +10,16 @@ from aiohttp import web
 
 from rljob.protocol import coordinator_link as link_module
 from rljob.protocol.coordinator_link import CoordinatorLink, RefusedError
-from rljob.protocol.messages import (
-    MESSAGES_PER_FRAME,
+from rljob.protocol.frames import MESSAGES_PER_FRAME, encode_frame, frame_decoder
+from rljob.protocol.runner_protocol import (
     AckTrajectories,
     Cancel,
     FromRunner,
     RegisterRunner,
-    Reject,
     ToRunner,
     TrajectoryScored,
-    encode_frame,
-    frame_decoder,
 )
+from rljob.protocol.shared_messages import Reject
 
 REGISTER = RegisterRunner("r", 8, {})
 
@@ -187,7 +185,7 @@ async def test_the_sender_of_a_message_gets_its_encoding_error(server):
 
 
 async def test_frames_stay_below_the_size_limit(server, monkeypatch):
-    monkeypatch.setattr("rljob.protocol.messages.MAX_FRAME_BYTES", 4000)
+    monkeypatch.setattr("rljob.protocol.frames.MAX_FRAME_BYTES", 4000)
     async with linked(server) as link:
         await server.frames.get()
         for size in (1500, 1500, 10, 3000, 10):

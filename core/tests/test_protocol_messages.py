@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.tests.message_examples import STORED, UNIONS, example, text
-from rljob.protocol import messages
+from core.tests.message_examples import PROTOCOLS, STORED, UNIONS, example, text
+from rljob.protocol import agent_protocol as m
+from rljob.protocol.agent_protocol import Generate, RequestId, SamplingParams
 from rljob.protocol.data import HELD_OUT_SHARE, is_held_out
 from rljob.protocol.environment import ComponentEnvironment, read_environment
-from rljob.protocol.messages import Generate, Reject, RequestId, SamplingParams, encode_frame, frame_decoder
+from rljob.protocol.frames import encode_frame, frame_decoder
 from rljob.protocol.run_status import RunStatus, decode_status, encode_status
 from rljob.protocol.score_messages import Score, ScoreItem, ScoreReply, ScoreRequest
+from rljob.protocol.shared_messages import Message, Reject
 
 
 @pytest.mark.parametrize("name", UNIONS)
@@ -30,10 +32,9 @@ def test_there_is_a_union_of_messages_for_each_direction_of_each_role():
 
 def test_every_message_is_of_a_union():
     of_unions = {kind for union in UNIONS.values() for kind in typing.get_args(union)}
-    defined = {
-        kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, messages.Message)
-    }
-    assert defined - of_unions == {messages.Message}
+    names = [value for module in PROTOCOLS for value in vars(module).values()]
+    defined = {kind for kind in names if isinstance(kind, type) and issubclass(kind, Message)}
+    assert defined - of_unions == {Message}
 
 
 @pytest.mark.parametrize(
@@ -44,12 +45,12 @@ def test_every_message_is_of_a_union():
         msgspec.msgpack.encode("text"),
         msgspec.msgpack.encode([["Unknown", 1]]),
         msgspec.msgpack.encode([["Abort", "not a list", False]]),
-        encode_frame([example(messages.Completions)]),  # a message of the other direction
+        encode_frame([example(m.Completions)]),  # a message of the other direction
     ],
 )
 def test_a_frame_outside_the_protocol_is_refused(frame):
     with pytest.raises(msgspec.MsgspecError):
-        frame_decoder(messages.ToAgent).decode(frame)
+        frame_decoder(m.ToAgent).decode(frame)
 
 
 def test_a_message_has_its_type_on_the_wire():

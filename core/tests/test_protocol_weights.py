@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob.protocol.messages import ParameterMeta
 from rljob.protocol.shards import SelectionError, decode_selection, encode_selection
+from rljob.protocol.shared_messages import ParameterMeta
 from rljob.protocol.weights import parameter_bytes, plan_buckets
 
 

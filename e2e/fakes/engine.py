@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 
 from e2e.fakes.model import tokenizer
 from e2e.fakes.tokens import Stream, begin, weights_key
-from rljob.protocol import messages as m
+from rljob.protocol import agent_protocol as m
 from rljob.protocol.contexts import KeptContexts
 from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.environment import read_environment
 from rljob.protocol.heartbeat import beating
+from rljob.protocol.shared_messages import VersionSpan
 from rljob.rollout.answer_end import AnswerEnd
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Running:
     request: m.Generate  # with all its tokens
     stream: Stream
     end: AnswerEnd
-    spans: list[m.VersionSpan] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
 
     @property
     def request_id(self) -> m.RequestId:
@@ -209,7 +210,7 @@ class FakeEngine:
         if running.spans and running.spans[-1].version == self.version:
             running.spans[-1].end = end
         else:
-            running.spans.append(m.VersionSpan(self.version, end - 1, end))
+            running.spans.append(VersionSpan(self.version, end - 1, end))
         self.tokens_written += 1
         if self.faults.die_after_tokens is not None and self.tokens_written >= self.faults.die_after_tokens:
             log.warning("exiting after %d tokens (--die-after-tokens)", self.tokens_written)

@@ -18,7 +18,8 @@ from rljob.api.models import RLJobSpec
 from rljob.api.resolve import DEFAULT_PROMPT
 from rljob.api.tasks import Task
 from rljob.api.templates import fill
-from rljob.protocol.messages import BatchSample, SampleTokens, Segment, VersionSpan
+from rljob.protocol.batch_samples import BatchSample, SampleTokens, Segment
+from rljob.protocol.shared_messages import VersionSpan
 from rljob.runner.data.reasoning_gym_source import ReasoningGymSource
 from rljob.runner.tokenizer import TextCodec
 from rljob.scheduling.mixture import Mixture

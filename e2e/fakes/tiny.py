@@ -17,7 +17,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from e2e.fakes.engine import FakeEngine, Running
 from e2e.fakes.model import STOP
 from e2e.fakes.tokens import weights_key
-from rljob.protocol import messages as m
+from rljob.protocol import agent_protocol as m
 from rljob.transfer.rendezvous import Rendezvous
 from rljob.transfer.rounds import receive_round
 from rljob.transfer.weight_group import WeightGroup

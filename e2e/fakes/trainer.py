@@ -25,7 +25,8 @@ import zstandard
 from e2e.fakes.engine import group_name
 from e2e.fakes.tokens import FIRST_STATE, next_state
 from rljob.api.models import RLJob
-from rljob.protocol import messages as m
+from rljob.protocol import trainer_protocol as m
+from rljob.protocol.batch_samples import SampleTokens
 from rljob.protocol.checkpoint_files import STATE_FILE
 from rljob.protocol.checkpoint_record import TrainerState, encode_state, hash_file
 from rljob.protocol.coordinator_link import CoordinatorLink
@@ -33,11 +34,12 @@ from rljob.protocol.environment import read_environment
 from rljob.protocol.heartbeat import beating
 from rljob.protocol.score_messages import add_up
 from rljob.protocol.shards import encode_selection
+from rljob.protocol.shared_messages import Probe
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.05
-_decoder = msgspec.msgpack.Decoder(list[m.SampleTokens])
+_decoder = msgspec.msgpack.Decoder(list[SampleTokens])
 
 
 class BadBatchError(Exception):
@@ -172,7 +174,7 @@ class FakeTrainer:
                 log.info("the coordinator cannot be reached: %s", error)
             await asyncio.sleep(RETRY_SECONDS)
 
-    def _check(self, train: m.Train, tokens: list[m.SampleTokens]) -> None:
+    def _check(self, train: m.Train, tokens: list[SampleTokens]) -> None:
         names = [sample.sample for sample in train.samples]
         if [one.sample for one in tokens] != names:
             raise BadBatchError(f"the shard of batch {train.step} holds other samples than the batch")
@@ -225,7 +227,7 @@ class FakeTrainer:
                     world_size=1 + target.workers,
                     transport="gloo",
                     parameters=[],
-                    probe=m.Probe([], []),
+                    probe=Probe([], []),
                 )
             )
             self._link.send(m.WeightsSent(self._incarnation, command.update, target.engine, state, 0.0, ""))

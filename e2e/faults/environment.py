@@ -21,7 +21,7 @@ from e2e.faults.proxy import Moment, Proxy, Trigger
 from rljob.api.models import RLJob
 from rljob.local import watchdog
 from rljob.protocol import health_probe
-from rljob.protocol import messages as m
+from rljob.protocol import trainer_protocol as m
 
 COMPONENTS = ("coordinator", "runner", "reward", "agent", "trainer")
 ARGUMENTS = {"agent": ["--seconds-per-token", "0.001", "--max-concurrency", "16"]}

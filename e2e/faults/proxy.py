@@ -18,12 +18,15 @@ from typing import Any
 import aiohttp
 from aiohttp import WSMsgType, web
 
-from rljob.protocol import messages as m
+from rljob.protocol.agent_protocol import FromAgent, ToAgent
+from rljob.protocol.frames import MAX_FRAME_BYTES, encode_frame, frame_decoder
+from rljob.protocol.runner_protocol import FromRunner, ToRunner
+from rljob.protocol.trainer_protocol import FromTrainer, ToTrainer
 
 log = logging.getLogger(__name__)
 
-UP = {"agent": m.FromAgent, "runner": m.FromRunner, "trainer": m.FromTrainer}
-DOWN = {"agent": m.ToAgent, "runner": m.ToRunner, "trainer": m.ToTrainer}
+UP = {"agent": FromAgent, "runner": FromRunner, "trainer": FromTrainer}
+DOWN = {"agent": ToAgent, "runner": ToRunner, "trainer": ToTrainer}
 SLOW_SECONDS = 10.0
 """Delay of a request to a reward; shorter than the runner's time-outs."""
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "content-encoding", "host"}
@@ -77,14 +80,14 @@ class Proxy:
         self.rewards = rewards
         self._on_message = on_message
         self._connections: set[ProxiedConnection] = set()
-        self._up = {component: m.frame_decoder(union) for component, union in UP.items()}
-        self._down = {component: m.frame_decoder(union) for component, union in DOWN.items()}
+        self._up = {component: frame_decoder(union) for component, union in UP.items()}
+        self._down = {component: frame_decoder(union) for component, union in DOWN.items()}
 
     async def __aenter__(self) -> Proxy:
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False, connector=aiohttp.TCPConnector(limit=0)
         )
-        app = web.Application(client_max_size=m.MAX_FRAME_BYTES)
+        app = web.Application(client_max_size=MAX_FRAME_BYTES)
         app.router.add_get("/v1/connect/{component}", self._connect)
         app.router.add_post("/rewards/{reward}/{path:.*}", self._score)
         app.router.add_route("*", "/{path:.*}", self._forward_to_coordinator)
@@ -131,7 +134,7 @@ class Proxy:
             upper = await self._session.ws_connect(
                 f"{self.coordinator}/v1/connect/{component}",
                 headers=headers,
-                max_msg_size=m.MAX_FRAME_BYTES,
+                max_msg_size=MAX_FRAME_BYTES,
                 autoping=False,
                 autoclose=False,
             )
@@ -140,7 +143,7 @@ class Proxy:
         except (aiohttp.ClientError, OSError):
             raise web.HTTPBadGateway from None
         lower = web.WebSocketResponse(
-            autoping=False, autoclose=False, max_msg_size=m.MAX_FRAME_BYTES, compress=False, timeout=0.1
+            autoping=False, autoclose=False, max_msg_size=MAX_FRAME_BYTES, compress=False, timeout=0.1
         )
         await lower.prepare(request)
         # There is no public attribute for the upper transport. A connection that was just cut has none.
@@ -185,7 +188,7 @@ class Proxy:
 
         async def flush() -> None:
             if waiting:
-                frame = m.encode_frame(waiting)
+                frame = encode_frame(waiting)
                 waiting.clear()
                 await sink.send_bytes(frame)
 

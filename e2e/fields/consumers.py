@@ -41,12 +41,16 @@ from rljob.local.component_supervisor import RestartBackoff, Supervisor
 from rljob.local.errors import CliError
 from rljob.local.processes import Interrupt, ProcessCommand
 from rljob.local.run_directory import ROLES, RunDirectory
-from rljob.protocol import initializer_stamp, messages
+from rljob.protocol import initializer_stamp
+from rljob.protocol.agent_protocol import Generate, PrepareWeights, WeightAck
+from rljob.protocol.batch_samples import BatchSample
 from rljob.protocol.checkpoint_copies import open_copies
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.gpus import Gpu
 from rljob.protocol.run_status import RunStatus
+from rljob.protocol.runner_protocol import LeaseTrajectory
 from rljob.protocol.score_messages import Score, ScoreItem
+from rljob.protocol.trainer_protocol import Checkpoint, Train
 from rljob.rewards import sdk
 from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.main import make_evaluator
@@ -218,7 +222,7 @@ class _Inexact(coordinator_world.Agent):
 
     def say(self, *sent: Any) -> None:
         for message in sent:
-            acknowledged = isinstance(message, messages.WeightAck)
+            acknowledged = isinstance(message, WeightAck)
             super().say(
                 msgspec.structs.replace(message, probe_error=5e-5, probe_mean=2e-5) if acknowledged else message
             )
@@ -245,7 +249,7 @@ def dispatched(job: RLJob, storage: Path) -> Any:
     with mock.patch.object(coordinator_world, "FakePeer", _Recording):
         ends = asyncio.run(play())
     leases = collections.Counter(
-        (sent.task, sent.split) for sent in _Recording.sent if isinstance(sent, messages.LeaseTrajectory)
+        (sent.task, sent.split) for sent in _Recording.sent if isinstance(sent, LeaseTrajectory)
     )
     return ends, leases, sorted(set(map(repr, map(_stable_fields, _Recording.sent))))
 
@@ -253,13 +257,13 @@ def dispatched(job: RLJob, storage: Path) -> Any:
 def _stable_fields(message: Any) -> Any:
     """Return the fields of a message that do not depend on the timing of components."""
     match message:
-        case messages.Generate():
+        case Generate():
             return message.sampling.temperature, message.sampling.max_tokens
-        case messages.Train():
+        case Train():
             return message.step, len(message.samples), len({sample.group for sample in message.samples})
-        case messages.PrepareWeights():
+        case PrepareWeights():
             return message.version, message.in_flight, message.bucket_bytes, message.timeout_seconds
-        case messages.Checkpoint():
+        case Checkpoint():
             return message.step, message.remove
         case _:
             return type(message).__name__
@@ -330,7 +334,7 @@ def requested(job: RLJob, storage: Path) -> Any:
                 found.append((kit.reward.url, kit.stall_seconds))
                 for split in SPLITS:
                     need: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-                    lease = messages.LeaseTrajectory(sample="s", task=task, row=0, split=split, turns=[])
+                    lease = LeaseTrajectory(sample="s", task=task, row=0, split=split, turns=[])
                     trajectory = LeasedTrajectory(lease, kit, self.book, self.codec, need.set_result)
                     found.append(await need)
                     trajectory.cancel()
@@ -586,7 +590,7 @@ def saved_for_backward(job: RLJob, storage: Path) -> int:
     return len(saved)
 
 
-def _batch(step: int) -> tuple[messages.Train, dict[int, Row]]:
+def _batch(step: int) -> tuple[Train, dict[int, Row]]:
     """Return a batch of random sequences whose engine log-probabilities are noise, and its rows."""
     generator = np.random.default_rng(step)
     samples, rows = [], {}
@@ -596,7 +600,7 @@ def _batch(step: int) -> tuple[messages.Train, dict[int, Row]]:
         mask = np.arange(len(ids)) >= prompt
         logprobs = np.where(mask, -5.0 + 0.6 * generator.standard_normal(len(ids)), 0).astype(np.float32)
         samples.append(
-            messages.BatchSample(
+            BatchSample(
                 sample=f"{i // 3}.{i % 3}",
                 group=str(i // 3),
                 reward=float((i * 7 + i // 5) % 3),
@@ -611,7 +615,7 @@ def _batch(step: int) -> tuple[messages.Train, dict[int, Row]]:
         rewards = np.zeros(len(ids))
         rewards[-1] = samples[-1].reward
         rows[i] = Row(ids, logprobs, mask, rewards)
-    return messages.Train(incarnation=1, step=step, samples=samples, check_initial_logprobs=False), rows
+    return Train(incarnation=1, step=step, samples=samples, check_initial_logprobs=False), rows
 
 
 def published(job: RLJob, storage: Path) -> Any:

@@ -19,7 +19,7 @@ from e2e.soak.fault import Fault, FaultError
 from e2e.soak.plan import FAMILIES, steps_until_restart
 from e2e.soak.results import Outcome, RunResult
 from e2e.soak.rljob_process import POLL_SECONDS, RljobProcess
-from rljob.protocol import messages as m
+from rljob.protocol import trainer_protocol as m
 
 NEW_BATCHES = 2
 """Batches that the run must apply after a fault, besides the maxStaleness ones that may have been sampled before it."""

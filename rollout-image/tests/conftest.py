@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from aiohttp import WSMsgType, web
 
-from rljob.protocol.messages import Completions, EngineHeartbeat, FromAgent, encode_frame, frame_decoder
+from rljob.protocol.agent_protocol import Completions, EngineHeartbeat, FromAgent
+from rljob.protocol.frames import encode_frame, frame_decoder
 
 sys.path.insert(0, str(Path(__file__).parent))  # served_engine.py
 

@@ -11,16 +11,16 @@ import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rljob.protocol.messages import (
+from rljob.protocol.agent_protocol import (
     Abort,
     Generate,
     PrepareWeights,
-    Probe,
     RegisterEngine,
     RequestId,
     SamplingParams,
     WeightAck,
 )
+from rljob.protocol.shared_messages import Probe
 from rljob.trainer.weight_sender import WeightSender
 from rljob.transfer.bucket_wires import wire_buffers
 from rljob.transfer.packed_weights import pack

@@ -5,15 +5,13 @@ import asyncio
 import pytest
 
 from rljob.api.roles import Rollout
-from rljob.protocol.health_probe import READY
-from rljob.protocol.messages import (
+from rljob.protocol.agent_protocol import (
     Abort,
     AckCompletions,
     Completions,
     EngineCrashed,
     Generate,
     PrepareWeights,
-    Probe,
     RegisterEngine,
     RequestId,
     RestartEngine,
@@ -21,6 +19,8 @@ from rljob.protocol.messages import (
     WeightAck,
     WeightFailed,
 )
+from rljob.protocol.health_probe import READY
+from rljob.protocol.shared_messages import Probe
 from rljob.rollout import agent as agent_module
 from rljob.rollout import engine_restarts
 from rljob.rollout.adapters.base import EngineGoneError, GenerationOutput

@@ -8,7 +8,7 @@ from tokenizers.decoders import ByteLevel, Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import ByteLevel as Bytes
 
-from rljob.protocol.messages import SamplingParams
+from rljob.protocol.agent_protocol import SamplingParams
 from rljob.rollout.answer_end import AnswerEnd
 
 WORDS = ["a", "b", "ab", "ba", "aab", "<end>"]

@@ -23,13 +23,8 @@ from served_engine import (
 )
 
 from rljob.api.roles import Rollout
-from rljob.protocol.messages import (
-    AckCompletions,
-    EngineCrashed,
-    GenerationFailed,
-    VersionSpan,
-    WeightFailed,
-)
+from rljob.protocol.agent_protocol import AckCompletions, EngineCrashed, GenerationFailed, WeightFailed
+from rljob.protocol.shared_messages import VersionSpan
 from rljob.rollout.adapters.vllm.adapter import VllmAdapter
 from rljob.rollout.conformance import CHECKS, a_dead_server_is_gone
 from rljob.rollout.engine_under_test import EngineUnderTest

@@ -10,7 +10,8 @@ import pytest
 from served_engine import LONGEST, TOLERANCE, Trainer, ints, running
 
 from rljob.api.roles import Rollout
-from rljob.protocol.messages import EngineCrashed, VersionSpan, WeightFailed
+from rljob.protocol.agent_protocol import EngineCrashed, WeightFailed
+from rljob.protocol.shared_messages import VersionSpan
 from rljob.rollout.adapters.vllm.adapter import VllmAdapter
 from rljob.rollout.conformance import CHECKS, corrupted_weights_generate_no_token
 from rljob.rollout.engine_under_test import EngineUnderTest

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 
-from rljob.protocol.messages import PrepareWeights, Probe, SamplingParams, VersionSpan
+from rljob.protocol.agent_protocol import PrepareWeights, SamplingParams
+from rljob.protocol.shared_messages import Probe, VersionSpan
 from rljob.rollout.adapters.base import BadRequestError, EngineGoneError
 from rljob.rollout.adapters.vllm import generation_stream
 from rljob.rollout.adapters.vllm.generation_stream import StreamOutput, StreamRequest

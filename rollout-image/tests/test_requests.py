@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from rljob.protocol.contexts import KeptContexts
-from rljob.protocol.messages import (
+from rljob.protocol.agent_protocol import (
     Completion,
     Completions,
     Generate,
@@ -13,10 +12,10 @@ from rljob.protocol.messages import (
     PrefixMissing,
     RequestId,
     SamplingParams,
-    VersionSpan,
-    context_digest,
-    encode,
 )
+from rljob.protocol.contexts import KeptContexts, context_digest
+from rljob.protocol.frames import encode
+from rljob.protocol.shared_messages import VersionSpan
 from rljob.rollout import requests
 from rljob.rollout.adapters.base import BadRequestError, EngineGoneError, GenerationOutput
 from rljob.rollout.requests import RequestTable, in_messages

@@ -8,7 +8,8 @@ import pytest
 from fake_server import serving
 from letters import FIRST, write_letters
 
-from rljob.protocol.messages import ParameterMeta, PrepareWeights, Probe, SamplingParams, VersionSpan
+from rljob.protocol.agent_protocol import PrepareWeights, SamplingParams
+from rljob.protocol.shared_messages import ParameterMeta, Probe, VersionSpan
 from rljob.rollout.adapters.base import BadRequestError, EngineGoneError, unpack_ints
 from rljob.rollout.adapters.sglang.sglang_client import NO_NUMBER, SglangClient
 from rljob.rollout.adapters.sglang.sglang_orders import SglangGroup, SglangRound

@@ -17,8 +17,9 @@ from letters import write_letters
 from served_engine import IN_FLIGHT_TOKENS, LONGEST, Trainer, agent_environment, floats, ints, running
 
 from rljob.api.roles import Rollout
+from rljob.protocol.agent_protocol import EngineCrashed, GenerationFailed, WeightFailed
 from rljob.protocol.environment import SGLANG_PYTHON
-from rljob.protocol.messages import EngineCrashed, GenerationFailed, VersionSpan, WeightFailed
+from rljob.protocol.shared_messages import VersionSpan
 from rljob.rollout.adapters.sglang.main import KEY_VARIABLE
 from rljob.rollout.adapters.sglang.sglang_adapter import SglangAdapter
 from rljob.rollout.conformance import CHECKS, a_dead_server_is_gone

@@ -8,7 +8,8 @@ from fake_server import serving
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rljob.api.roles import Rollout
-from rljob.protocol.messages import ParameterMeta, PrepareWeights, Probe
+from rljob.protocol.agent_protocol import PrepareWeights
+from rljob.protocol.shared_messages import ParameterMeta, Probe
 from rljob.rollout.adapters.base import BadRequestError, EngineGoneError
 from rljob.rollout.adapters.update_steps import StepError, UpdateOutput, UpdatesInOneCall
 from rljob.rollout.adapters.vllm.adapter import VllmAdapter

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from rljob.protocol.messages import PrepareWeights, Probe
+from rljob.protocol.agent_protocol import PrepareWeights
+from rljob.protocol.shared_messages import Probe
 from rljob.rollout import weight_update
 from rljob.rollout.adapters.base import EngineGoneError
 from rljob.rollout.adapters.update_steps import StepError, UpdateOutput

@@ -20,10 +20,13 @@ from aiohttp import web
 from e2e.fakes.fork_server import Child, descriptor, shared_fork_server
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
-from rljob.protocol import messages as m
+from rljob.protocol import trainer_protocol as m
+from rljob.protocol.batch_samples import BatchSample, SampleTokens, Segment
+from rljob.protocol.frames import encode_frame, frame_decoder
 from rljob.protocol.free_port import free_port
-from rljob.protocol.messages import BatchSample, SampleTokens, Segment, Train, VersionSpan
 from rljob.protocol.shards import decode_selection
+from rljob.protocol.shared_messages import VersionSpan
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic
 
 sys.path.insert(0, str(Path(__file__).parent))  # ranks.py
@@ -147,7 +150,7 @@ class FakeCoordinator:
     token = "secret"
 
     def __init__(self) -> None:
-        self.batches: dict[int, tuple[m.Train, list[m.SampleTokens]]] = {}
+        self.batches: dict[int, tuple[m.Train, list[SampleTokens]]] = {}
         self.incarnation = 0
         self.received: asyncio.Queue[Any] = asyncio.Queue()
         self._kept: list[Any] = []
@@ -176,7 +179,7 @@ class FakeCoordinator:
             raise web.HTTPForbidden
         self.socket = web.WebSocketResponse()
         await self.socket.prepare(request)
-        decoder = m.frame_decoder(m.FromTrainer)
+        decoder = frame_decoder(m.FromTrainer)
         async for frame in self.socket:
             for message in decoder.decode(frame.data):
                 self.received.put_nowait(message)
@@ -196,7 +199,7 @@ class FakeCoordinator:
         return web.Response(body=zstandard.compress(msgspec.msgpack.encode([tokens[i] for i in mine])))
 
     async def send(self, *commands: Any) -> None:
-        await self.socket.send_bytes(m.encode_frame(list(commands)))
+        await self.socket.send_bytes(encode_frame(list(commands)))
 
     async def receive(self, kind: type) -> Any:
         """Return the next message, which must be of ``kind``; messages about checkpoints, which are written beside the

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import KNOWN_FROM_SCALARS, NEEDS_ALL_SAMPLES, ZERO_FOR_ONE_SAMPLE, fill
 from rljob.api.extensions import ADVANTAGES, OBJECTIVES, load
-from rljob.protocol.messages import BatchSample, Segment
+from rljob.protocol.batch_samples import BatchSample, Segment
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, ScalarEstimator
 from rljob.trainer.algorithms.objectives.base import is_zero_without_advantage
 from rljob.trainer.algorithms.rewards import token_rewards

@@ -12,7 +12,8 @@ from training_steps import apply, noisy_copy
 
 from rljob.api.algorithm_presets import PRESETS, frozen_models
 from rljob.api.models import RLJob
-from rljob.protocol.messages import SampleTokens, Train
+from rljob.protocol.batch_samples import SampleTokens
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.backends.fsdp.critic import FsdpCritic
 from rljob.trainer.frozen_models import load_critic, load_models

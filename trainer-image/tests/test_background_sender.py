@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rljob.protocol.messages import CancelSend, EngineTarget, Probe, SendWeights, WeightGroupReady, WeightsSent
+from rljob.protocol.shared_messages import Probe
+from rljob.protocol.trainer_protocol import CancelSend, EngineTarget, SendWeights, WeightGroupReady, WeightsSent
 from rljob.trainer.background_sender import BackgroundSender
 from rljob.trainer.weight_sender import WeightTransferError
 from rljob.transfer.packed_weights import PackedWeights, pack

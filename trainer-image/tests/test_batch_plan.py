@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob.protocol.messages import BatchSample, Train
+from rljob.protocol.batch_samples import BatchSample
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.batch_plan import PADDED_LIMIT, assign, plan_batch, positions, split_minibatches
 
 RANKS = 8

@@ -16,7 +16,7 @@ from s3fs import S3FileSystem
 
 from e2e.fakes.s3 import empty_bucket, serving_s3
 from rljob.api.model_address import S3Model
-from rljob.protocol import messages as m
+from rljob.protocol import trainer_protocol as m
 from rljob.protocol.checkpoint_copies import CopyError
 from rljob.protocol.checkpoint_record import TrainerState
 from rljob.protocol.s3_checkpoints import S3Checkpoints

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rljob.protocol import messages as m
+from rljob.protocol import trainer_protocol as m
+from rljob.protocol.shared_messages import Reject
 from rljob.trainer.coordinator_client import CoordinatorClient
 
 
@@ -67,7 +68,7 @@ async def test_a_rejected_token_is_a_fatal_reject_command(coordinator, cancelled
     rank0 = CoordinatorClient(coordinator.url, "wrong", m.RegisterTrainer("trainer-x", 0, 0), cancelled.put)
     rank0.start()
     refused = await command(rank0)
-    assert isinstance(refused, m.Reject) and refused.fatal
+    assert isinstance(refused, Reject) and refused.fatal
 
 
 async def test_waiting_for_a_command_ends_by_the_timeout(coordinator, rank0):

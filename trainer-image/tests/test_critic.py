@@ -20,8 +20,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import fill
 from rljob.api.models import LogprobTolerance, RLJob
+from rljob.protocol.batch_samples import SampleTokens
 from rljob.protocol.checkpoint_record import TrainerState, find_damage
-from rljob.protocol.messages import SampleTokens, Train
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.algorithms.advantages.gae import discounted_errors, lambda_of
 from rljob.trainer.algorithms.needs import requires
 from rljob.trainer.backends.base import SavedState

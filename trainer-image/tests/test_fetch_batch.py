@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import zstandard
 
-from rljob.protocol.messages import BatchSample, SampleTokens, Segment, Train, VersionSpan
+from rljob.protocol.batch_samples import BatchSample, SampleTokens, Segment
+from rljob.protocol.shared_messages import VersionSpan
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer import fetch_batch as module
 from rljob.trainer.batch import Row
 from rljob.trainer.errors import SupersededError, UnrecoverableError

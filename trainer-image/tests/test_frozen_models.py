@@ -18,8 +18,9 @@ from transformers import AutoModelForCausalLM
 
 from rljob.api.algorithm import Algorithm
 from rljob.api.models import RLJob
+from rljob.protocol.batch_samples import SampleTokens
 from rljob.protocol.environment import ComponentEnvironment
-from rljob.protocol.messages import SampleTokens, Train
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.backends.base import FrozenModel, OptimizerUpdate
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.batch import Row, collate

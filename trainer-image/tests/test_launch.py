@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rljob.protocol import messages as m
+from rljob.protocol import trainer_protocol as m
 from rljob.protocol.free_port import free_port
 from rljob.trainer import launch as launch_module
 from rljob.trainer.launch import Nodes, interface_of, nodes_of

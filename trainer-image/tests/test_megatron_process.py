@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from test_trainer_process import receive
 from training_steps import OF_OTHERS
 
-from rljob.protocol import messages as m
+from rljob.protocol import trainer_protocol as m
 from rljob.trainer.metrics import METRICS
 
 THOROUGH = bool(os.environ.get("RLJOB_THOROUGH"))

@@ -11,7 +11,8 @@ from ranks import on_ranks
 
 from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import fill
-from rljob.protocol.messages import BatchSample, Train
+from rljob.protocol.batch_samples import BatchSample
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.algorithms.stabilizers import shape_rewards, shape_tokens, stabilize, whiten
 from rljob.trainer.process_group import World
 

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 from rljob.api.algorithm import Algorithm
 from rljob.api.models import RLJob
 from rljob.api.roles import Optimizer
-from rljob.protocol.messages import SampleTokens, Segment, Train
+from rljob.protocol.batch_samples import SampleTokens, Segment
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.algorithms.advantages.base import per_batch
 from rljob.trainer.algorithms.needs import requires
 from rljob.trainer.algorithms.objectives.base import Objective, zero_without_advantage

@@ -12,9 +12,10 @@ from safetensors.numpy import load_file
 from training_steps import OF_CRITIC, OF_OTHERS
 
 from e2e.fakes.hub import serving_hub
-from rljob.protocol import messages as m
+from rljob.protocol import trainer_protocol as m
 from rljob.protocol.checkpoint_record import TrainerState, find_damage
 from rljob.protocol.environment import ComponentEnvironment
+from rljob.protocol.shared_messages import Reject
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.checkpoint import CheckpointStore, read_configuration, read_state
 from rljob.trainer.errors import ModelError
@@ -132,7 +133,7 @@ async def test_an_engine_that_joins_after_the_next_step_gets_the_weights_of_its_
     sent = await coordinator.receive(m.WeightsSent)
     assert (sent.update, sent.engine, sent.digest, sent.error) == (2, "late", promised, "")
     assert await coordinator.digest() != promised
-    await coordinator.send(m.Reject("the run is someone else's", fatal=True))
+    await coordinator.send(Reject("the run is someone else's", fatal=True))
     assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 2
 
 

@@ -18,7 +18,8 @@ from test_two_turns import gradients_of
 from training_steps import CHECKS, plan_all
 from transformers import AutoModelForCausalLM
 
-from rljob.protocol.messages import BatchSample, SampleTokens, Segment, Train
+from rljob.protocol.batch_samples import BatchSample, SampleTokens, Segment
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs
 from rljob.trainer.algorithms.needs import requires
 from rljob.trainer.backends.fsdp.backend import FsdpBackend

@@ -12,7 +12,8 @@ from training_steps import CHECKS, plan_all, whole_gradients
 from transformers import AutoModelForCausalLM
 
 from rljob.api.algorithm import Algorithm
-from rljob.protocol.messages import BatchSample, Segment, Train
+from rljob.protocol.batch_samples import BatchSample, Segment
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs
 from rljob.trainer.algorithms.rewards import token_rewards
 from rljob.trainer.backends.fsdp.backend import FsdpBackend

@@ -14,7 +14,7 @@ from training_steps import apply
 
 from rljob.api.extensions import BACKENDS, load
 from rljob.api.models import RLJob
-from rljob.protocol import messages as m
+from rljob.protocol import trainer_protocol as m
 from rljob.trainer.algorithms.needs import Needs, needs, needs_of, requires
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.errors import UnrecoverableError

@@ -14,7 +14,8 @@ import psutil
 import pytest
 import torch
 
-from rljob.protocol.messages import EngineTarget, Probe, SendWeights
+from rljob.protocol.shared_messages import Probe
+from rljob.protocol.trainer_protocol import EngineTarget, SendWeights
 from rljob.protocol.weights import plan_buckets
 from rljob.trainer.background_sender import BackgroundSender
 from rljob.trainer.weight_sender import WeightSender, WeightTransferError

@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from rljob.api.algorithm import Algorithm
 from rljob.api.models import LogprobTolerance
-from rljob.protocol.messages import SampleTokens, Train
+from rljob.protocol.batch_samples import SampleTokens
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.backends.base import Backend, Critic, FrozenModel, PacksRows
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.batch_plan import BatchPlan, plan_batch

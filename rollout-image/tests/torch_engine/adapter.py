@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from rljob.api.roles import Rollout
-from rljob.protocol.messages import PrepareWeights, SamplingParams, VersionSpan
+from rljob.protocol.agent_protocol import PrepareWeights, SamplingParams
+from rljob.protocol.shared_messages import VersionSpan
 from rljob.rollout.adapters.base import GenerationOutput, Launch, unpack_ints
 from rljob.rollout.adapters.http_client import EngineHttp
 from rljob.rollout.exit_diagnosis import first_error

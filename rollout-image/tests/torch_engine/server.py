@@ -20,7 +20,7 @@ from aiohttp import web
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from rljob.protocol.messages import PrepareWeights, SamplingParams
+from rljob.protocol.agent_protocol import PrepareWeights, SamplingParams
 from rljob.rollout.answer_end import AnswerEnd
 from rljob.transfer.receiver import WeightReceiver
 from rljob.transfer.rendezvous import Rendezvous

@@ -13,9 +13,10 @@ from rljob.ledger.queries import BatchRow, batch, locations_of_batch
 from rljob.ledger.segments import Location
 from rljob.ledger.store import Store
 from rljob.protocol import branches
+from rljob.protocol.batch_samples import SampleTokens, Segment
 from rljob.protocol.branches import TurnKey, last_turns, order
-from rljob.protocol.messages import SampleTokens, Segment, VersionSpan
 from rljob.protocol.shards import decode_selection
+from rljob.protocol.shared_messages import VersionSpan
 
 
 class BatchShards:

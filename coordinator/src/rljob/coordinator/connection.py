@@ -10,15 +10,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rljob.protocol.messages import (
-    AckCompletions,
-    AckTrajectories,
-    Reject,
-    RequestId,
-    encode,
-    encode_frame,
-    frame_length,
-)
+from rljob.protocol.agent_protocol import AckCompletions, RequestId
+from rljob.protocol.frames import encode, encode_frame, frame_length
+from rljob.protocol.runner_protocol import AckTrajectories
+from rljob.protocol.shared_messages import Reject
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from rljob.coordinator.connection import Connection
 from rljob.coordinator.engines import EngineRecord
 from rljob.coordinator.event_counts import Requeue
 from rljob.coordinator.run import Run
-from rljob.protocol import messages as m
+from rljob.protocol import agent_protocol as m
 
 log = logging.getLogger(__name__)
 

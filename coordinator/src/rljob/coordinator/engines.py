@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from rljob.coordinator.connection import Connection
-from rljob.protocol.messages import HEARTBEAT_SECONDS, EngineCrashed, Forget, WeightAck
+from rljob.protocol.agent_protocol import HEARTBEAT_SECONDS, EngineCrashed, Forget, WeightAck
 from rljob.scheduling.dispatch import EngineLoad
 
 FAILURES_BEFORE_RESTART = 3

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rljob.coordinator.connection import Connection
-from rljob.protocol import messages as m
+from rljob.protocol import runner_protocol as m
 from rljob.scheduling.groups import Group
 
 if TYPE_CHECKING:

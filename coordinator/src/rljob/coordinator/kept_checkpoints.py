@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob.ledger.queries import TrainerRecord
 from rljob.ledger.writer import LedgerWriter
-from rljob.protocol import messages as m
+from rljob.protocol import trainer_protocol as m
 
 
 class KeptCheckpoints:

@@ -12,7 +12,7 @@ from rljob.coordinator.event_counts import EventCounts, Requeue
 from rljob.coordinator.trajectory import Trajectory
 from rljob.ledger.states import Kind
 from rljob.ledger.writer import LedgerWriter
-from rljob.protocol import messages as m
+from rljob.protocol import runner_protocol as m
 
 
 class RunnerLeases:

@@ -16,13 +16,16 @@ from rljob.coordinator.metrics import REFUSED
 from rljob.coordinator.run import Run
 from rljob.coordinator.runner_messages import RunnerMessages
 from rljob.coordinator.trainer_messages import TrainerMessages
-from rljob.protocol import messages as m
+from rljob.protocol.agent_protocol import FromAgent
+from rljob.protocol.frames import DECODE_ERRORS, frame_decoder
+from rljob.protocol.runner_protocol import FromRunner
+from rljob.protocol.trainer_protocol import FromTrainer
 
 RECONNECT_SECONDS = 2.0
 """Time for a disconnected peer to reconnect before its work goes to other peers."""
 
-INCOMING: dict[str, Any] = {"agent": m.FromAgent, "runner": m.FromRunner, "trainer": m.FromTrainer}
-DECODERS = {role: m.frame_decoder(union) for role, union in INCOMING.items()}
+INCOMING: dict[str, Any] = {"agent": FromAgent, "runner": FromRunner, "trainer": FromTrainer}
+DECODERS = {role: frame_decoder(union) for role, union in INCOMING.items()}
 
 
 class Handlers(Protocol):
@@ -52,7 +55,7 @@ class MessageRouter:
         """Handle one frame. A frame that cannot be decoded is rejected, and the connection is closed."""
         try:
             batch = DECODERS[connection.role].decode(frame)
-        except m.DECODE_ERRORS as error:
+        except DECODE_ERRORS as error:
             REFUSED.labels(connection.role).inc()
             connection.reject(f"the frame does not follow the protocol of this version: {error}", fatal=True)
             return

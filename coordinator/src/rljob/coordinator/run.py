@@ -38,7 +38,8 @@ from rljob.ledger.recorded_lengths import lengths_of_batch
 from rljob.ledger.states import Kind, State
 from rljob.ledger.step_metrics import step_metrics
 from rljob.ledger.writer import LedgerWriter
-from rljob.protocol import messages as m
+from rljob.protocol import trainer_protocol as m
+from rljob.protocol.batch_samples import BatchSample
 from rljob.scheduling.dispatch import RequestKind
 from rljob.scheduling.groups import REJECTED, Ended, Group
 from rljob.scheduling.mixture import Mixture
@@ -308,7 +309,7 @@ class Run:
         for row in rows:
             sampling = self._tasks[row.task].sampling
             samples.append(
-                m.BatchSample(
+                BatchSample(
                     sample=row.sample,
                     group=row.group,
                     reward=row.reward,

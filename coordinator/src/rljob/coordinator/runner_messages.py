@@ -7,7 +7,7 @@ from typing import Any
 
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.run import Run
-from rljob.protocol import messages as m
+from rljob.protocol import runner_protocol as m
 from rljob.protocol.score_messages import credit_turns
 
 

@@ -9,7 +9,7 @@ from rljob.api.text_escape import escape_line, short_line
 from rljob.coordinator.trajectory import Trajectory
 from rljob.ledger.payload_record import INT32
 from rljob.ledger.states import Kind, State
-from rljob.protocol import messages as m
+from rljob.protocol import runner_protocol as m
 from rljob.scheduling.groups import Cause, Group
 
 if TYPE_CHECKING:

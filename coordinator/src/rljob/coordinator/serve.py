@@ -32,9 +32,9 @@ from rljob.ledger.store import ledger_directory
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import coordinator_link
 from rljob.protocol.environment import ComponentEnvironment
+from rljob.protocol.frames import MAX_FRAME_BYTES
 from rljob.protocol.heartbeat import beating
 from rljob.protocol.http_server import HttpServer, token_check
-from rljob.protocol.messages import MAX_FRAME_BYTES
 from rljob.protocol.run_status import encode_status
 from rljob.protocol.websocket_protocol import WebSocketProtocol
 

@@ -24,7 +24,7 @@ from rljob.coordinator.connection import Connection
 from rljob.coordinator.run import Run
 from rljob.coordinator.sample_outcomes import TOO_MANY_FAILED
 from rljob.coordinator.weight_publisher import TrainerSession
-from rljob.protocol.messages import EngineCrashed
+from rljob.protocol.agent_protocol import EngineCrashed
 from rljob.protocol.run_status import ComponentStatus, HistoryPoint, RunStatus
 
 MOST_POINTS = 512

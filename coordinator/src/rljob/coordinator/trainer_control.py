@@ -22,7 +22,7 @@ from rljob.coordinator.kept_checkpoints import KeptCheckpoints
 from rljob.coordinator.weight_publisher import TrainerSession, WeightPublisher
 from rljob.ledger.queries import TrainerRecord
 from rljob.ledger.writer import LedgerWriter
-from rljob.protocol import messages as m
+from rljob.protocol import trainer_protocol as m
 from rljob.protocol.checkpoint_files import is_inside
 
 log = logging.getLogger(__name__)

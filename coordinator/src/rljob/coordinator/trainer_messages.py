@@ -7,7 +7,7 @@ from typing import Any
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.metrics import REFUSED
 from rljob.coordinator.run import Run
-from rljob.protocol import messages as m
+from rljob.protocol import trainer_protocol as m
 
 
 class TrainerMessages:

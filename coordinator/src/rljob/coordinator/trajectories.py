@@ -26,8 +26,16 @@ from rljob.coordinator.leases import Leases
 from rljob.coordinator.trajectory import ANOTHER_CONTEXT, Branch, Trajectory, Turn
 from rljob.ledger.payload_record import INT32, PayloadRecord
 from rljob.ledger.writer import LedgerWriter
-from rljob.protocol import branches
-from rljob.protocol import messages as m
+from rljob.protocol import agent_protocol, branches
+from rljob.protocol.agent_protocol import AckCompletions, Completion, Generate, RequestId
+from rljob.protocol.runner_protocol import (
+    Cancel,
+    GenerateRequest,
+    PoolAnswered,
+    PoolAnswerStored,
+    TrajectoryFailed,
+    TrajectoryScored,
+)
 from rljob.scheduling.dispatch import Request, RequestKey, RequestKind, RequestQueue
 from rljob.scheduling.seeds import derive
 
@@ -35,7 +43,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.05
 
-FromLease: TypeAlias = m.GenerateRequest | m.PoolAnswered | m.TrajectoryScored | m.TrajectoryFailed
+FromLease: TypeAlias = GenerateRequest | PoolAnswered | TrajectoryScored | TrajectoryFailed
 """Messages of the runner that holds a lease."""
 
 
@@ -89,7 +97,7 @@ class Trajectories:
             if trajectory.runner is not None:
                 cancelled.setdefault(trajectory.runner, []).append(sample_id)
         for runner, ids in cancelled.items():
-            runner.send(m.Cancel(ids))
+            runner.send(Cancel(ids))
         self._leases.assign()
 
     def done(self, sample_id: str) -> None:
@@ -124,7 +132,7 @@ class Trajectories:
     def _acknowledge_early(trajectory: Trajectory) -> None:
         """Have the agents forget completions that no runner has requested again."""
         for completion, agent in trajectory.early.values():
-            agent.send(m.AckCompletions([completion.request_id]))
+            agent.send(AckCompletions([completion.request_id]))
         trajectory.early.clear()
 
     def current(self, message: FromLease, runner: Connection) -> Trajectory | None:
@@ -161,12 +169,12 @@ class Trajectories:
         """Return :meth:`current`; if ``runner`` does not hold the sample, have it drop it."""
         trajectory, known = self.current(message, runner), self.by_sample.get(message.sample)
         if trajectory is None and (known is None or known.runner is not runner):
-            runner.send(m.Cancel([message.sample]))  # else the message crossed a new lease to the runner
+            runner.send(Cancel([message.sample]))  # else the message crossed a new lease to the runner
         return trajectory
 
     # --- generation ---
 
-    def store_answer(self, message: m.PoolAnswered, runner: Connection) -> None:
+    def store_answer(self, message: PoolAnswered, runner: Connection) -> None:
         """Record the answer of a frozen pool, unless one with its key is recorded; send the one that counts once it is
         durable.
 
@@ -180,10 +188,10 @@ class Trajectories:
         if new:
             self._ledger.record_answer(message.sample, trajectory.attempts, answer)
             trajectory.since = self._now()
-        stored = m.PoolAnswerStored(message.sample, answer)
+        stored = PoolAnswerStored(message.sample, answer)
         self._ledger.then(lambda: runner.send(stored))
 
-    def request_generation(self, message: m.GenerateRequest, runner: Connection) -> None:
+    def request_generation(self, message: GenerateRequest, runner: Connection) -> None:
         """Handle a runner's request for the tokens of a turn; recorded tokens answer a repeated request.
 
         Raises:
@@ -239,14 +247,14 @@ class Trajectories:
             branch.sent_to(trajectory.sample.id, engine)
             self._ledger.then(lambda agent=agent, generate=generate: agent.send(generate))  # type: ignore[misc]
 
-    def send_whole_context(self, engine: EngineRecord, request_id: m.RequestId) -> None:
+    def send_whole_context(self, engine: EngineRecord, request_id: RequestId) -> None:
         """Send a request again, with its whole context, to an engine whose agent lacks the beginning of it."""
         request = engine.requests.get(request_id.key)
         if request is not None and engine.connection is not None:
             engine.connection.send(self._generate(self.by_sample[request_id.sample], request, None))
 
-    def _generate(self, trajectory: Trajectory, request: Request, engine: EngineRecord | None) -> m.Generate:
-        return trajectory.generate(m.RequestId(*request.key), derive(self._seed, *request.key), engine)
+    def _generate(self, trajectory: Trajectory, request: Request, engine: EngineRecord | None) -> Generate:
+        return trajectory.generate(RequestId(*request.key), derive(self._seed, *request.key), engine)
 
     def _started(self, trajectory: Trajectory, branch: Branch, version: int) -> None:
         """Record that an engine serving ``version`` gets the request, if it is the first one of the group or follows
@@ -261,7 +269,7 @@ class Trajectories:
         if trajectory.attempts:
             self._ledger.record_dispatch_again(trajectory.sample.id, version)
 
-    def completed(self, completion: m.Completion, agent: Connection) -> None:
+    def completed(self, completion: Completion, agent: Connection) -> None:
         """Handle the completion of a request, finished or interrupted.
 
         Raises:
@@ -277,7 +285,7 @@ class Trajectories:
             trajectory.early[key] = (completion, agent)  # the runner has not repeated its request yet; not acknowledged
             return
         if trajectory is None or branch is None or request is None or request.key != key:
-            agent.send(m.AckCompletions([request_id]))
+            agent.send(AckCompletions([request_id]))
             return
         turn = trajectory.turns[place]
         if completion.context != branch.digest.digest():
@@ -303,7 +311,7 @@ class Trajectories:
         trajectory: Trajectory,
         branch: Branch,
         turn: Turn,
-        completion: m.Completion,
+        completion: Completion,
         engine: EngineRecord | None,
         name: str,
     ) -> None:
@@ -360,7 +368,7 @@ class Trajectories:
 
     # --- engines ---
 
-    def register_engine(self, engine: EngineRecord, running: list[m.RequestId]) -> None:
+    def register_engine(self, engine: EngineRecord, running: list[RequestId]) -> None:
         """Reconcile the requests of an engine with those that its agent reports as ``running``: unwanted ones are
         aborted, missing ones are dispatched again."""
         held = dict.fromkeys(request_id.key for request_id in running)
@@ -389,7 +397,7 @@ class Trajectories:
     def _abort(self, engine: EngineRecord, key: RequestKey, reason: Abort) -> None:
         if engine.connection is not None:
             self._events.aborted(reason)
-            engine.connection.send(m.Abort([m.RequestId(*key)], discard=True))
+            engine.connection.send(agent_protocol.Abort([RequestId(*key)], discard=True))
 
     def busy(self, engine: EngineRecord) -> bool:
         """Whether an engine has requests, also requests that, after a restart, no runner has repeated yet."""
@@ -400,7 +408,7 @@ class Trajectories:
         recorded, and continues from there."""
         assert engine.connection is not None
         self._events.aborted("drained", len(engine.requests))
-        engine.connection.send(m.Abort([m.RequestId(*key) for key in engine.requests], discard=False))
+        engine.connection.send(agent_protocol.Abort([RequestId(*key) for key in engine.requests], discard=False))
 
     def lose_engine(self, engine: EngineRecord, reason: Requeue) -> None:
         """Requeue the requests of a lost engine. None of their tokens was recorded, so the attempt stays the same."""
@@ -411,7 +419,7 @@ class Trajectories:
     def _forget_claims(self, engine: EngineRecord) -> None:
         self._claims = {key: claimant for key, claimant in self._claims.items() if claimant is not engine}
 
-    def returned(self, engine: EngineRecord, request_id: m.RequestId) -> int:
+    def returned(self, engine: EngineRecord, request_id: RequestId) -> int:
         """Dispatch a request again that an engine failed to run, with an exponentially growing delay.
 
         Returns how often requests of the sample have failed so far; 0 if the request is no longer current.

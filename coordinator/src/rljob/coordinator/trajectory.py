@@ -10,9 +10,10 @@ from rljob.coordinator.engines import EngineRecord
 from rljob.ledger.payload_record import INT32
 from rljob.ledger.states import Kind
 from rljob.protocol import branches
-from rljob.protocol import messages as m
+from rljob.protocol.agent_protocol import Completion, Generate, RequestId, SamplingParams
 from rljob.protocol.branches import TurnKey
-from rljob.protocol.contexts import GrowingDigest
+from rljob.protocol.contexts import GrowingDigest, context_digest
+from rljob.protocol.runner_protocol import GenerateRequest, GenerateResult, PoolAnswer, PoolAnswered, TurnTokens
 from rljob.scheduling.dispatch import Request, RequestKey
 from rljob.scheduling.groups import Sample
 
@@ -33,7 +34,7 @@ class Turn:
 
     given: bytes  # int32
     context_tokens: int  # of the whole context: all turns before, and ``given``
-    request: m.GenerateRequest | None = None
+    request: GenerateRequest | None = None
     token_ids: bytes = b""
     finish: str = "abort"
     completions: int = 0  # number of recorded ones; an interrupted turn has several
@@ -54,13 +55,13 @@ class Turn:
         """End the turn: it needs its request no more. ``finish``: stop | length."""
         self.finish, self.request = finish, None
 
-    def result(self, sample: str, turn: int, branch: str) -> m.GenerateResult:
+    def result(self, sample: str, turn: int, branch: str) -> GenerateResult:
         """Return the answer to the request of a finished turn."""
-        return m.GenerateResult(sample, turn, self.token_ids, self.finish, self.context, branch)
+        return GenerateResult(sample, turn, self.token_ids, self.finish, self.context, branch)
 
-    def tokens(self, turn: int, branch: str) -> m.TurnTokens:
+    def tokens(self, turn: int, branch: str) -> TurnTokens:
         """Return the finished turn for another lease."""
-        return m.TurnTokens(turn, self.given, self.token_ids, self.finish, branch)
+        return TurnTokens(turn, self.given, self.token_ids, self.finish, branch)
 
 
 @dataclass(eq=False, slots=True)
@@ -114,12 +115,12 @@ class Trajectory:
     lease: int = 0  # number of the newest lease; 0: none yet, or none since the coordinator started
     turns: dict[TurnKey, Turn] = field(default_factory=dict)  # after those that they continue
     branches: dict[str, Branch] = field(default_factory=dict)  # with a turn
-    answers: dict[AnswerKey, m.PoolAnswer] = field(default_factory=dict)  # of frozen pools
+    answers: dict[AnswerKey, PoolAnswer] = field(default_factory=dict)  # of frozen pools
     returns: int = 0  # how often engines failed to run its requests
     recorded_version: int | None = None  # lowest version of a recorded token
     dispatched_before: int | None = None  # that of the ledger when the coordinator started; None after a completion
     since: float = 0.0  # time of the event loop at which it got its runner, its request, its engine or its answer
-    early: dict[RequestKey, tuple[m.Completion, Connection]] = field(default_factory=dict)
+    early: dict[RequestKey, tuple[Completion, Connection]] = field(default_factory=dict)
 
     @property
     def kind(self) -> Kind:
@@ -173,7 +174,7 @@ class Trajectory:
             if not turn.finished:
                 raise ValueError(f"it has a reward, but {branches.described(*key)} is not finished")
 
-    def turn_of(self, message: m.GenerateRequest) -> Turn:
+    def turn_of(self, message: GenerateRequest) -> Turn:
         """Return the turn that a runner requests.
 
         Raises:
@@ -192,7 +193,7 @@ class Trajectory:
         turn = self.turns.get(key)
         if turn is not None:
             before = self.sequence(earlier)
-            same = turn.given == message.given and prefix == _prefix(len(before) // INT32, m.context_digest(before))
+            same = turn.given == message.given and prefix == _prefix(len(before) // INT32, context_digest(before))
             if not same:
                 raise ValueError(ANOTHER_CONTEXT.format(branches.described(*key)))
             return turn
@@ -207,7 +208,7 @@ class Trajectory:
             raise ValueError(f"the context of {named} is not the bytes of at least one int32 token id")
         return self.add_turn(key, message.given, branch)
 
-    def answer_of(self, message: m.PoolAnswered) -> tuple[m.PoolAnswer, bool]:
+    def answer_of(self, message: PoolAnswered) -> tuple[PoolAnswer, bool]:
         """Return the answer of a frozen pool that counts, and whether it is new.
 
         Raises:
@@ -247,12 +248,12 @@ class Trajectory:
             parts += self.turns[key].given, self.turns[key].token_ids
         return b"".join(parts)
 
-    def generate(self, request_id: m.RequestId, seed: int, engine: EngineRecord | None) -> m.Generate:
+    def generate(self, request_id: RequestId, seed: int, engine: EngineRecord | None) -> Generate:
         """Return the message of a request to ``engine``, without the tokens that its agent keeps; to None, with all."""
         key, branch = (request_id.turn, request_id.branch), self.branches[request_id.branch]
         turn = self.turns[key]
         assert turn.request is not None
-        sampling = m.SamplingParams(
+        sampling = SamplingParams(
             temperature=turn.request.temperature,
             max_tokens=turn.remaining_tokens,
             stop_token_ids=turn.request.stop_token_ids,
@@ -262,10 +263,10 @@ class Trajectory:
             answered=len(turn.token_ids) // INT32,
         )
         if engine is None or engine is not branch.kept_by:
-            return m.Generate(request_id, self.sequence(key), sampling)
+            return Generate(request_id, self.sequence(key), sampling)
         added = b"" if turn.completions else turn.given
         kept_tokens = branch.tokens - len(added) // INT32
-        return m.Generate(request_id, added, sampling, kept_tokens, branch.digest.digest())
+        return Generate(request_id, added, sampling, kept_tokens, branch.digest.digest())
 
     def discard(self, attempts: int) -> None:
         """Discard all turns and answers; ``attempts``: the first attempt that counts from now on."""

@@ -16,7 +16,8 @@ from rljob.coordinator.connection import Connection
 from rljob.coordinator.engines import FAILURES_BEFORE_RESTART, EngineRecord, Engines
 from rljob.ledger.queries import TrainerRecord
 from rljob.ledger.writer import LedgerWriter
-from rljob.protocol import messages as m
+from rljob.protocol.agent_protocol import PrepareWeights, RestartEngine, WeightAck, WeightFailed
+from rljob.protocol.trainer_protocol import CancelSend, EngineTarget, SendWeights, WeightGroupReady, WeightsSent
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +206,7 @@ class WeightPublisher:
         free = [e for e in outdated if e.update is None and e.state not in ("starting", "leaving")]
         return [engine for engine in free if self._run.needs_weights(engine)]
 
-    def begin_update(self, engines: list[EngineRecord]) -> m.SendWeights:
+    def begin_update(self, engines: list[EngineRecord]) -> SendWeights:
         """Start an update of ``engines`` and return the command; without engines the trainer only computes the
         digest."""
         self._last_update += 1
@@ -217,10 +218,10 @@ class WeightPublisher:
         names = {engine.instance for engine in engines} or {""}
         self._updates[self._last_update] = WeightUpdate(self.lineage, self._session.step, names, set(names))
         workers = {pool.name: pool.parallelism.workers for pool in self._spec.rollouts}
-        targets = [m.EngineTarget(engine.instance, engine.fresh, workers[engine.pool]) for engine in engines]
-        return m.SendWeights(self._session.incarnation, self._last_update, targets)
+        targets = [EngineTarget(engine.instance, engine.fresh, workers[engine.pool]) for engine in engines]
+        return SendWeights(self._session.incarnation, self._last_update, targets)
 
-    def weights_ready(self, message: m.WeightGroupReady) -> None:
+    def weights_ready(self, message: WeightGroupReady) -> None:
         """Handle an opened weight group: tell the engine's agent to join it."""
         update = self._updates.get(message.update)
         if update is None:
@@ -234,7 +235,7 @@ class WeightPublisher:
         sync = self._spec.weight_sync
         engine.fresh = False
         engine.connection.send(
-            m.PrepareWeights(
+            PrepareWeights(
                 update=message.update,
                 lineage=update.lineage,
                 version=update.version,
@@ -252,7 +253,7 @@ class WeightPublisher:
             )
         )
 
-    def weights_sent(self, message: m.WeightsSent) -> None:
+    def weights_sent(self, message: WeightsSent) -> None:
         """Handle the end of sending to one engine, or the trainer's digest."""
         update = self._updates.get(message.update)
         if update is None or not update.end(message.engine):
@@ -286,14 +287,14 @@ class WeightPublisher:
         self.published = max(self.published, version)
         self._ledger.record_publication(*key, digest, self._session.incarnation)
 
-    def weight_ack(self, engine: EngineRecord, message: m.WeightAck) -> None:
+    def weight_ack(self, engine: EngineRecord, message: WeightAck) -> None:
         """Handle an update that the engine committed."""
         if engine.update == message.update:
             engine.ack = message
             self._commit(engine)
             self._run.changed()
 
-    def weight_failed(self, engine: EngineRecord, message: m.WeightFailed) -> None:
+    def weight_failed(self, engine: EngineRecord, message: WeightFailed) -> None:
         """Handle an update that the engine did not commit."""
         self._update_failed(engine.instance, message.update, message.reason)
         self._cancel_send(message.update, engine.instance)
@@ -322,7 +323,7 @@ class WeightPublisher:
         engine.end_update()
         self._end_round_if_over()
 
-    def _probe_excess(self, ack: m.WeightAck) -> str:
+    def _probe_excess(self, ack: WeightAck) -> str:
         """Return how much the probe exceeds the tolerances, or nothing."""
         bound = self._spec.logprob_tolerance
         found = (
@@ -350,7 +351,7 @@ class WeightPublisher:
         log.warning("weight update of engine %s failed: %s", instance, reason)
         if engine.failures >= FAILURES_BEFORE_RESTART and engine.connection is not None:
             engine.failures, engine.state = 0, "starting"
-            engine.connection.send(m.RestartEngine(f"{FAILURES_BEFORE_RESTART} updates failed, the last: {reason}"))
+            engine.connection.send(RestartEngine(f"{FAILURES_BEFORE_RESTART} updates failed, the last: {reason}"))
 
     def _end_round_if_over(self) -> None:
         """Start the next round once all updates of the current one have ended; count the current one if it failed."""
@@ -382,4 +383,4 @@ class WeightPublisher:
     def _cancel_send(self, update: int, engine: str) -> None:
         running, trainer = self._updates.get(update), self._session.connection
         if trainer is not None and running is not None and engine in running.unfinished:
-            trainer.send(m.CancelSend(self._session.incarnation, update, engine))
+            trainer.send(CancelSend(self._session.incarnation, update, engine))

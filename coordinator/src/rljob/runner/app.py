@@ -15,7 +15,7 @@ from rljob.api.tasks import Task
 from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.health_probe import record_ready
 from rljob.protocol.heartbeat import beating
-from rljob.protocol.messages import ToRunner
+from rljob.protocol.runner_protocol import ToRunner
 from rljob.runner.agents.agent_endpoint import AgentEndpoint
 from rljob.runner.agents.leased_agent import AgentRuntime
 from rljob.runner.conversation import Conversation

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rljob.protocol.branches import MAX_NAME, ROOT, TurnKey, child, described
 from rljob.protocol.contexts import GrowingDigest
-from rljob.protocol.messages import GenerateRequest, PoolAnswer, TurnTokens
+from rljob.protocol.runner_protocol import GenerateRequest, PoolAnswer, TurnTokens
 from rljob.protocol.score_messages import Score, ScoreItem, ScoreTurn, usable
 from rljob.runner.context import TrajectoryError
 from rljob.runner.cut_answer import answer_text

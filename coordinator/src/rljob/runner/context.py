@@ -41,7 +41,7 @@ from typing import Protocol
 
 from rljob.api.tasks import TaskEnvironment
 from rljob.protocol.episode_messages import Observation
-from rljob.protocol.messages import PoolAnswer, TurnTokens
+from rljob.protocol.runner_protocol import PoolAnswer, TurnTokens
 from rljob.protocol.score_messages import Score
 from rljob.runner.prompt_content import Messages
 from rljob.runner.prompts import Prompt

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rljob.protocol.coordinator_link import MessageLink
-from rljob.protocol.messages import (
+from rljob.protocol.runner_protocol import (
     AckGroups,
     AckTrajectories,
     Cancel,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from rljob.api.extensions import is_async, load
 from rljob.api.text_escape import short_line
-from rljob.protocol.messages import FilterGroup, GroupFiltered
+from rljob.protocol.runner_protocol import FilterGroup, GroupFiltered
 
 MOST_CHARACTERS = 500
 """Of the text of an exception or a value in a reason."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rljob.api.tasks import TaskEnvironment
 from rljob.protocol.episode_messages import Observation, OpenSession
-from rljob.protocol.messages import LeaseTrajectory
+from rljob.protocol.runner_protocol import LeaseTrajectory
 from rljob.runner.context import TrajectoryError
 from rljob.runner.conversation import Conversation
 from rljob.runner.environment_client import EnvironmentClient

@@ -14,7 +14,8 @@ import msgspec
 
 from rljob.api.tasks import Task
 from rljob.protocol.branches import TurnKey, described, order
-from rljob.protocol.messages import (
+from rljob.protocol.frames import encode_frame, frame_decoder
+from rljob.protocol.runner_protocol import (
     FromRunner,
     GenerateRequest,
     GenerateResult,
@@ -23,8 +24,6 @@ from rljob.protocol.messages import (
     TrajectoryFailed,
     TrajectoryScored,
     TurnTokens,
-    encode_frame,
-    frame_decoder,
 )
 from rljob.protocol.score_messages import Score, credit_turns, usable
 from rljob.runner.agents.leased_agent import AgentRuntime, LeasedAgent

@@ -6,7 +6,7 @@ import struct
 
 import blake3
 
-from rljob.protocol.messages import LeaseTrajectory
+from rljob.protocol.runner_protocol import LeaseTrajectory
 
 
 def sample_seed(job_seed: int, lease: LeaseTrajectory) -> int:

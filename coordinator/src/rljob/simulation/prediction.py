@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from rljob.api.models import RLJob
 from rljob.api.roles import Rollout
 from rljob.api.speeds import Speeds
-from rljob.protocol import messages as m
+from rljob.protocol.agent_protocol import Generate
 from rljob.protocol.simulation_messages import SplitPrediction
+from rljob.protocol.trainer_protocol import Train
 from rljob.runner.group_filter import Verdict
 from rljob.scheduling.seeds import derive
 from rljob.simulation.simulated_engine import EngineModel, SimulationRecorder
@@ -126,7 +127,7 @@ def predict_split(
 
     durations: list[float] = []
 
-    def train_seconds(batch: m.Train) -> float:
+    def train_seconds(batch: Train) -> float:
         tokens = sum(work.tokens[sample.sample] + speeds.prompt_tokens for sample in batch.samples)
         rate = speeds.trainer.tokens_per_second_per_gpu * trainer_devices
         durations.append(speeds.trainer.seconds_per_step + tokens / rate)
@@ -186,7 +187,7 @@ class _Answers:
         self._limit = min(room, max(task.sampling.max_tokens for task in job.spec.tasks))
         self.tokens: dict[str, float] = {}
 
-    def of(self, request: m.Generate) -> float:
+    def of(self, request: Generate) -> float:
         """Return the tokens of an answer."""
         normal = NORMAL.inv_cdf(_fraction(request.sampling.seed))
         tokens = min(float(self._limit), max(1.0, self._answers.median_tokens * math.exp(self._answers.sigma * normal)))

@@ -13,8 +13,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rljob.protocol import messages as m
+from rljob.protocol.agent_protocol import (
+    HEARTBEAT_SECONDS,
+    Abort,
+    AckCompletions,
+    Completion,
+    Completions,
+    EngineHeartbeat,
+    Forget,
+    Generate,
+    PrefixMissing,
+    PrepareWeights,
+    RegisterEngine,
+    RequestId,
+    WeightAck,
+)
 from rljob.protocol.contexts import KeptContexts
+from rljob.protocol.shared_messages import VersionSpan
+from rljob.protocol.trainer_protocol import Train
 from rljob.scheduling.dispatch import RequestKey
 from rljob.simulation.memory_link import MemoryLink, MemoryServer, Traffic
 
@@ -44,19 +60,19 @@ class EngineModel:
 class SimulationRecorder(Protocol):
     """Receives what engines and trainer did, in seconds of virtual time."""
 
-    def generated(self, engine: str, slot: int, request: m.RequestId, start: float, end: float, work: float) -> None:
+    def generated(self, engine: str, slot: int, request: RequestId, start: float, end: float, work: float) -> None:
         """Record a request that an engine finished or interrupted; ``work``: done."""
 
     def updated(self, engine: str, version: int, start: float, end: float) -> None:
         """Record a weight update of an engine."""
 
-    def trained(self, batch: m.Train, start: float, end: float) -> None:
+    def trained(self, batch: Train, start: float, end: float) -> None:
         """Record a step of the trainer."""
 
 
 @dataclass(eq=False)
 class _Running:
-    request: m.Generate
+    request: Generate
     slot: int
     version: int
     start: float  # virtual time
@@ -83,7 +99,7 @@ class SimulatedEngine:
         pool: str,
         model: EngineModel,
         max_model_length: int,
-        work: Callable[[m.Generate], float],
+        work: Callable[[Generate], float],
         sync_seconds: float,
         recorder: SimulationRecorder,
     ) -> None:
@@ -95,7 +111,7 @@ class SimulatedEngine:
         self._sync_seconds = sync_seconds
         self._recorder = recorder
         self._running: dict[RequestKey, _Running] = {}
-        self._held: dict[RequestKey, m.Generate] = {}
+        self._held: dict[RequestKey, Generate] = {}
         self._left: dict[tuple[str, int, str], float] = {}  # work of interrupted turns
         self._ends: list[tuple[float, int, _Running]] = []  # heap
         self._tie = 0
@@ -106,7 +122,7 @@ class SimulatedEngine:
         self._timed: tuple[_Running, float] | None = None  # the request that ends next, and the rate of each
         self._paused = False
         self._weights = (-1, -1, "")  # lineage, version, digest
-        self._unacknowledged: dict[RequestKey, m.Completion] = {}
+        self._unacknowledged: dict[RequestKey, Completion] = {}
         self._contexts = KeptContexts(KEPT_BYTES)
         self._killed = False
 
@@ -129,50 +145,50 @@ class SimulatedEngine:
         lineage, version, digest = self._weights
         ids = [running.request.request_id for running in self._running.values()]
         ids += [request.request_id for request in self._held.values()]
-        registration = m.RegisterEngine(
+        registration = RegisterEngine(
             self.name, self._pool, self._model.slots, self._max_model_length, lineage, version, ids, digest
         )
-        return [registration, *([m.Completions(list(self._unacknowledged.values()))] if self._unacknowledged else [])]
+        return [registration, *([Completions(list(self._unacknowledged.values()))] if self._unacknowledged else [])]
 
     def _beat(self) -> None:
         if self._killed:
             return
-        self._link.send(m.EngineHeartbeat("ready", len(self._running), len(self._held), 0))
-        self._loop.call_later(m.HEARTBEAT_SECONDS, self._beat)
+        self._link.send(EngineHeartbeat("ready", len(self._running), len(self._held), 0))
+        self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
 
     def _receive(self, frame: list[Any]) -> None:
         for message in frame:
             match message:
-                case m.Generate():
+                case Generate():
                     self._take(message)
-                case m.Forget():
+                case Forget():
                     self._contexts.forget(message.contexts)
-                case m.AckCompletions():
+                case AckCompletions():
                     for each in message.request_ids:
                         self._unacknowledged.pop(each.key, None)
-                case m.PrepareWeights() if message.engine == self.name:
+                case PrepareWeights() if message.engine == self.name:
                     self._prepare(message)
-                case m.Abort():
+                case Abort():
                     for each in message.request_ids:
                         self._abort(each, message.discard)
         self._schedule()
 
     # --- requests ---
 
-    def _take(self, message: m.Generate) -> None:
+    def _take(self, message: Generate) -> None:
         key = message.request_id.key
         if key in self._running or key in self._unacknowledged or key in self._held:
             return
         request = self._contexts.whole(message)
         if request is None:
-            self._link.send(m.PrefixMissing(message.request_id))
+            self._link.send(PrefixMissing(message.request_id))
             return
         if len(self._running) < self._model.slots and not self._paused:
             self._start(request)
         else:
             self._held[key] = request
 
-    def _start(self, request: m.Generate) -> None:
+    def _start(self, request: Generate) -> None:
         self._mark()
         turn = (request.request_id.sample, request.request_id.turn, request.request_id.branch)
         work = self._left.pop(turn, None)
@@ -220,13 +236,13 @@ class SimulatedEngine:
     def _finish(self, running: _Running, finish: str) -> None:
         self._remove(running)
         request = running.request
-        completion = m.Completion(
-            request.request_id, ONE_TOKEN, ONE_TOKEN, [m.VersionSpan(running.version, 0, 1)], finish,
+        completion = Completion(
+            request.request_id, ONE_TOKEN, ONE_TOKEN, [VersionSpan(running.version, 0, 1)], finish,
             self._loop.time() - running.start, request.context,
         )  # fmt: skip
         self._contexts.keep(request.request_id, request.token_ids + ONE_TOKEN)
         self._unacknowledged[request.request_id.key] = completion
-        self._link.send(m.Completions([completion]))
+        self._link.send(Completions([completion]))
 
     def _remove(self, running: _Running) -> None:
         now = self._loop.time()
@@ -239,7 +255,7 @@ class SimulatedEngine:
         while self._held and len(self._running) < self._model.slots and not self._paused:
             self._start(self._held.pop(next(iter(self._held))))
 
-    def _abort(self, request_id: m.RequestId, discard: bool) -> None:
+    def _abort(self, request_id: RequestId, discard: bool) -> None:
         key = request_id.key
         running = self._running.get(key)
         if running is None:
@@ -257,15 +273,15 @@ class SimulatedEngine:
 
     # --- weights ---
 
-    def _prepare(self, message: m.PrepareWeights) -> None:
+    def _prepare(self, message: PrepareWeights) -> None:
         self._mark()
         self._paused = True
         if message.in_flight == "abort":
             for key in list(self._running):
-                self._abort(m.RequestId(*key), discard=False)
+                self._abort(RequestId(*key), discard=False)
         self._loop.call_later(self._sync_seconds, self._commit, message, self._loop.time())
 
-    def _commit(self, message: m.PrepareWeights, start: float) -> None:
+    def _commit(self, message: PrepareWeights, start: float) -> None:
         if self._killed:
             return
         self._mark()
@@ -273,7 +289,7 @@ class SimulatedEngine:
         digest = weight_digest(message.version)
         self._weights = (message.lineage, message.version, digest)
         seconds = self._loop.time() - start
-        ack = m.WeightAck(message.update, message.lineage, message.version, digest, 0.0, 0.0, seconds, seconds, 0.0)
+        ack = WeightAck(message.update, message.lineage, message.version, digest, 0.0, 0.0, seconds, seconds, 0.0)
         self._link.send(ack)
         self._recorder.updated(self.name, message.version, start, self._loop.time())
         self._fill()

@@ -12,8 +12,9 @@ from rljob.api.models import RLJob
 from rljob.coordinator.message_router import MessageRouter
 from rljob.coordinator.recovery import recover
 from rljob.coordinator.run import Run
-from rljob.protocol import messages as m
+from rljob.protocol.agent_protocol import Generate, RequestId
 from rljob.protocol.score_messages import Score, ScoreItem
+from rljob.protocol.trainer_protocol import Train
 from rljob.runner.driver import CAPACITY, RunnerDriver
 from rljob.runner.group_filter import GroupFilter, Verdict
 from rljob.runner.leased_trajectory import TaskRuntime
@@ -56,8 +57,8 @@ class SimulatedCluster:
     """
 
     engines: list[tuple[str, EngineModel]]
-    work: Callable[[m.Generate], float]
-    train_seconds: Callable[[m.Train], float]
+    work: Callable[[Generate], float]
+    train_seconds: Callable[[Train], float]
     sync_seconds: float = 0.0
     reward: SampleReward = no_reward
     loop: Loop = single_turn
@@ -91,7 +92,7 @@ class _Record:
         self._outcome = outcome
         self._other = other
 
-    def generated(self, engine: str, slot: int, request: m.RequestId, start: float, end: float, work: float) -> None:
+    def generated(self, engine: str, slot: int, request: RequestId, start: float, end: float, work: float) -> None:
         self._outcome.work.append((end, work))
         self._outcome.busy_seconds += end - start
         self._outcome.events += 1
@@ -103,7 +104,7 @@ class _Record:
         if self._other is not None:
             self._other.updated(engine, version, start, end)
 
-    def trained(self, batch: m.Train, start: float, end: float) -> None:
+    def trained(self, batch: Train, start: float, end: float) -> None:
         outcome = self._outcome
         outcome.steps.append(end)
         outcome.train_seconds += end - start

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from rljob.protocol import messages as m
+from rljob.protocol import trainer_protocol as m
+from rljob.protocol.shared_messages import Probe
 from rljob.simulation.memory_link import MemoryLink, MemoryServer, Traffic
 from rljob.simulation.simulated_engine import SimulationRecorder, weight_digest
 
-NO_PROBE = m.Probe([], [])
+NO_PROBE = Probe([], [])
 
 
 class SimulatedTrainer:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rljob.protocol import messages as m
+from rljob.protocol.agent_protocol import RequestId
+from rljob.protocol.trainer_protocol import Train
 
 TRAINER = 0
 """Process id of the trainer; engines follow."""
@@ -23,7 +24,7 @@ class Timeline:
         self._events: list[dict[str, Any]] = []
         self._processes = {"trainer": TRAINER}
 
-    def generated(self, engine: str, slot: int, request: m.RequestId, start: float, end: float, work: float) -> None:
+    def generated(self, engine: str, slot: int, request: RequestId, start: float, end: float, work: float) -> None:
         """Add a request."""
         arguments = {"turn": request.turn, "attempt": request.attempt, "work": work}
         self._add(request.sample, "generate", self._process(engine), UPDATES + 1 + slot, start, end, arguments)
@@ -32,7 +33,7 @@ class Timeline:
         """Add a weight update."""
         self._add(f"weights {version}", "weights", self._process(engine), UPDATES, start, end, {})
 
-    def trained(self, batch: m.Train, start: float, end: float) -> None:
+    def trained(self, batch: Train, start: float, end: float) -> None:
         """Add a step of the trainer."""
         ages = [batch.step - sample.min_version for sample in batch.samples]
         arguments = {"samples": len(ages), "mean staleness": sum(ages) / len(ages)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rljob.ledger.segments import record_digest
-from rljob.protocol.messages import VersionSpan
+from rljob.protocol.shared_messages import VersionSpan
 
 INT32 = 4
 """Bytes of a token id, and of a float32 log-probability."""
@@ -23,7 +23,7 @@ class PayloadRecord(msgspec.Struct, array_like=True):
     logprobs: bytes  # float32
     spans: list[VersionSpan]
     finish: str
-    context: str  # messages.context_digest of what the engine generated from, as its agent reported it
+    context: str  # rljob.protocol.contexts.context_digest of what the engine generated from, as its agent reported it
     branch: str = ""  # see rljob.protocol.branches
 
 

@@ -19,7 +19,7 @@ from rljob.ledger.sample_progress import OPEN_COMPLETIONS, SampleProgress, progr
 from rljob.ledger.segments import Location
 from rljob.ledger.states import OPEN, State, quoted
 from rljob.ledger.store import Store
-from rljob.protocol.messages import PoolAnswer
+from rljob.protocol.runner_protocol import PoolAnswer
 
 Query = Callable[..., list[sqlite3.Row]]
 """Store.query or LedgerReader.rows."""

@@ -30,7 +30,7 @@ from rljob.ledger.sample_progress import COLUMNS, SampleProgress, progress_of_op
 from rljob.ledger.segments import Location, record_digest
 from rljob.ledger.states import OPEN, PREDECESSORS, Kind, State, quoted
 from rljob.ledger.store import Store, now
-from rljob.protocol.messages import PoolAnswer
+from rljob.protocol.runner_protocol import PoolAnswer
 
 _encoder = msgspec.json.Encoder()
 

@@ -10,11 +10,18 @@ from collections.abc import Iterable
 
 import blake3
 
+from rljob.protocol.agent_protocol import Generate, RequestId
 from rljob.protocol.branches import before, context_name
-from rljob.protocol.messages import DIGEST_BYTES, Generate, RequestId, context_digest
 
 TOKEN_BYTES = 4
 """Bytes of a token id."""
+DIGEST_BYTES = 16
+"""Length of context_digest; its text has twice as many characters."""
+
+
+def context_digest(token_ids: bytes) -> str:
+    """Return the digest of the token ids that a completion is generated from: 32 hex digits."""
+    return blake3.blake3(token_ids).hexdigest(DIGEST_BYTES)
 
 
 class GrowingDigest:
@@ -39,7 +46,7 @@ class GrowingDigest:
         self._digest = ""
 
     def digest(self) -> str:
-        """Return :func:`rljob.protocol.messages.context_digest` of all token ids so far."""
+        """Return :func:`context_digest` of all token ids so far."""
         if not self._digest:
             if self._hasher is None:
                 self._hasher = blake3.blake3()

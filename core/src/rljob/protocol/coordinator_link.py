@@ -17,15 +17,8 @@ import aiohttp
 import msgspec
 
 from rljob.protocol.backoff import Backoff
-from rljob.protocol.messages import (
-    DECODE_ERRORS,
-    MAX_FRAME_BYTES,
-    Reject,
-    encode,
-    encode_frame,
-    frame_decoder,
-    frame_length,
-)
+from rljob.protocol.frames import DECODE_ERRORS, MAX_FRAME_BYTES, encode, encode_frame, frame_decoder, frame_length
+from rljob.protocol.shared_messages import Reject
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ import math
 from collections.abc import Sequence
 
 from rljob.api.memory_plan import DTYPE_BYTES
-from rljob.protocol.messages import ParameterMeta
+from rljob.protocol.shared_messages import ParameterMeta
 
 CHUNK_BYTES = 1 << 20
 

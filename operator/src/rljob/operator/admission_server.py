@@ -19,7 +19,7 @@ import msgspec
 from rljob.operator.config import WebhookSettings
 from rljob.operator.metrics_server import TEXT, serving
 from rljob.protocol.connection_limits import HttpLimits
-from rljob.protocol.messages import DECODE_ERRORS
+from rljob.protocol.frames import DECODE_ERRORS
 from rljob.protocol.tls_connection import ServerCertificate, TlsProtocol
 
 log = logging.getLogger(__name__)

@@ -21,9 +21,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from rljob.api.roles import Rollout
-from rljob.protocol.coordinator_link import CoordinatorLink
-from rljob.protocol.health_probe import record_ready
-from rljob.protocol.messages import (
+from rljob.protocol.agent_protocol import (
     HEARTBEAT_SECONDS,
     Abort,
     AckCompletions,
@@ -39,6 +37,8 @@ from rljob.protocol.messages import (
     WeightAck,
     WeightFailed,
 )
+from rljob.protocol.coordinator_link import CoordinatorLink
+from rljob.protocol.health_probe import record_ready
 from rljob.rollout.adapters.base import EngineError, engine_errors
 from rljob.rollout.engine_restarts import FLUSH_SECONDS, EngineRestarts
 from rljob.rollout.requests import RequestTable

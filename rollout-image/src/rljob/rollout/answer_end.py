@@ -13,7 +13,7 @@ from functools import cache
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from rljob.protocol.messages import SamplingParams
+from rljob.protocol.agent_protocol import SamplingParams
 from rljob.protocol.stop_strings import find_stop
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from tokenizers import Tokenizer
 
-from rljob.protocol.messages import PrepareWeights, Probe, SamplingParams
+from rljob.protocol.agent_protocol import PrepareWeights, SamplingParams
+from rljob.protocol.shared_messages import Probe
 from rljob.rollout.adapters.base import EngineClient, GenerationOutput, unpack_ints
 from rljob.rollout.adapters.update_steps import PAUSE, RECEIVE, RESUME, SCORE, StepError, carry_out
 from rljob.transfer.bucket_wires import Wait

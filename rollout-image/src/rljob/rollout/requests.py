@@ -24,15 +24,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from rljob.protocol.agent_protocol import Completion, Completions, Generate, GenerationFailed, PrefixMissing, RequestId
 from rljob.protocol.contexts import KeptContexts
-from rljob.protocol.messages import (
-    Completion,
-    Completions,
-    Generate,
-    GenerationFailed,
-    PrefixMissing,
-    RequestId,
-)
 from rljob.rollout.adapters.base import BadRequestError, EngineClient, EngineError, GenerationOutput, engine_errors
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,8 @@ import time
 from collections.abc import Mapping
 from itertools import chain
 
-from rljob.protocol.messages import PrepareWeights, Probe, WeightAck
+from rljob.protocol.agent_protocol import PrepareWeights, WeightAck
+from rljob.protocol.shared_messages import Probe
 from rljob.rollout.adapters.base import EngineClient, EngineError, engine_errors
 from rljob.rollout.adapters.update_steps import PAUSE, RECEIVE, RESUME, SCORE, StepError, UpdateOutput, carry_out
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from rljob.api.algorithm import Algorithm
-from rljob.protocol.messages import BatchSample
+from rljob.protocol.batch_samples import BatchSample
 from rljob.testing.random_samples import Floats, ReferenceSample, compare, random_samples, resolved
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
 from rljob.trainer.algorithms.needs import Needs, load_function, needs_of

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from rljob.protocol.messages import CancelSend, EngineTarget, Probe, SendWeights, WeightGroupReady, WeightsSent
+from rljob.protocol.shared_messages import Probe
+from rljob.protocol.trainer_protocol import CancelSend, EngineTarget, SendWeights, WeightGroupReady, WeightsSent
 from rljob.trainer.weight_sender import WeightSender, WeightTransferError
 from rljob.transfer.packed_weights import PackedWeights
 

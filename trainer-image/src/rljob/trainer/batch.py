@@ -17,7 +17,8 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from rljob.api.algorithm import Algorithm
-from rljob.protocol.messages import BatchSample, Train
+from rljob.protocol.batch_samples import BatchSample
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.algorithms.aggregation import Aggregation
 from rljob.trainer.algorithms.needs import failure, load_function
 from rljob.trainer.batch_plan import BatchPlan, BatchSequence

@@ -21,7 +21,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from rljob.protocol.messages import BatchSample, Train
+from rljob.protocol.batch_samples import BatchSample
+from rljob.protocol.trainer_protocol import Train
 
 EXTRA_MICROBATCHES = 3
 """More microbatches than the budget needs are tried up to this number: shorter ones have less padding."""

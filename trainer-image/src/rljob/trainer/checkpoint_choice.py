@@ -21,7 +21,7 @@ import msgspec
 
 from rljob.protocol.checkpoint_copies import CheckpointCopy
 from rljob.protocol.checkpoint_record import TrainerState, find_damage, find_unrecorded, read_state_file
-from rljob.protocol.messages import RefusedCheckpoint
+from rljob.protocol.trainer_protocol import RefusedCheckpoint
 from rljob.trainer.checkpoint import CheckpointStore
 from rljob.trainer.errors import ModelError
 from rljob.trainer.process_group import World

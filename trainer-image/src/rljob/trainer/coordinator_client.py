@@ -19,7 +19,8 @@ from msgspec import structs
 
 from rljob.protocol.coordinator_link import CoordinatorLink, RefusedError
 from rljob.protocol.heartbeat import beating
-from rljob.protocol.messages import (
+from rljob.protocol.shared_messages import Reject
+from rljob.protocol.trainer_protocol import (
     CancelSend,
     Checkpoint,
     CheckpointCopied,
@@ -27,7 +28,6 @@ from rljob.protocol.messages import (
     RefuseCheckpoint,
     RefusedCheckpoint,
     RegisterTrainer,
-    Reject,
     SendWeights,
     StepDone,
     Stop,

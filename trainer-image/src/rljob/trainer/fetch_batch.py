@@ -15,9 +15,11 @@ import numpy as np
 import zstandard
 
 from rljob.protocol.backoff import Backoff
-from rljob.protocol.messages import DECODE_ERRORS, BatchSample, SampleTokens, Train
+from rljob.protocol.batch_samples import BatchSample, SampleTokens
+from rljob.protocol.frames import DECODE_ERRORS
 from rljob.protocol.score_messages import add_up
 from rljob.protocol.shards import encode_selection
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.algorithms.rewards import token_rewards
 from rljob.trainer.batch import Row
 from rljob.trainer.errors import SupersededError, UnrecoverableError

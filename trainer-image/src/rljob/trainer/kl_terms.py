@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rljob.api.algorithm import Algorithm
-from rljob.protocol.messages import BatchSample
+from rljob.protocol.batch_samples import BatchSample
 from rljob.trainer.algorithms.advantages.base import Floats
 from rljob.trainer.algorithms.kl_estimators import KlEstimator, check_estimate
 from rljob.trainer.algorithms.needs import failure, load_function

@@ -28,16 +28,18 @@ from rljob.protocol.checkpoint_copies import CopyError, CopyRefusedError, open_c
 from rljob.protocol.checkpoint_record import TrainerState
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR, FAILURE
+from rljob.protocol.frames import encode_frame, frame_decoder
 from rljob.protocol.health_probe import record_ready
 from rljob.protocol.initializer_stamp import mark_used
-from rljob.protocol.messages import (
+from rljob.protocol.model_cache import ModelUnavailableError, read_model
+from rljob.protocol.shared_messages import Reject
+from rljob.protocol.trainer_protocol import (
     Checkpoint,
     CheckpointCopied,
     Checkpointed,
     RefuseCheckpoint,
     RefusedCheckpoint,
     RegisterTrainer,
-    Reject,
     SendWeights,
     StepDone,
     Stop,
@@ -46,10 +48,7 @@ from rljob.protocol.messages import (
     TrainerBlocked,
     TrainerFailed,
     TrainerRegistered,
-    encode_frame,
-    frame_decoder,
 )
-from rljob.protocol.model_cache import ModelUnavailableError, read_model
 from rljob.trainer import preflight
 from rljob.trainer.backends.base import Backend, BackendFactory, PacksRows, SavedState
 from rljob.trainer.background_sender import BackgroundSender

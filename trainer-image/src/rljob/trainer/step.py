@@ -20,7 +20,8 @@ from torch import Tensor
 
 from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import penalizes_rewards
-from rljob.protocol.messages import BatchSample, Train
+from rljob.protocol.batch_samples import BatchSample
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
 from rljob.trainer.algorithms.needs import failure, load_function, needs
 from rljob.trainer.algorithms.stabilizers import shape_rewards, shape_tokens, stabilize

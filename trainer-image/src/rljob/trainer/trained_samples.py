@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rljob.api.algorithm import Algorithm
-from rljob.protocol.messages import Train
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.algorithms.advantages.base import ScalarEstimator
 from rljob.trainer.algorithms.needs import failure, load_function, needs
 from rljob.trainer.algorithms.objectives.base import is_zero_without_advantage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rljob.protocol.messages import Probe
+from rljob.protocol.shared_messages import Probe
 from rljob.trainer.backends.base import Backend
 from rljob.trainer.batch import Row, collate
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rljob.protocol.messages import ParameterMeta
+from rljob.protocol.shared_messages import ParameterMeta
 from rljob.transfer.bucket_buffers import BucketBuffers
 from rljob.transfer.checksum import Checksum, chunk_sums
 from rljob.transfer.snapshot_stream import Mark, SnapshotStream

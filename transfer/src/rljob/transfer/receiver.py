@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from rljob.protocol.messages import ParameterMeta
+from rljob.protocol.shared_messages import ParameterMeta
 from rljob.transfer.bucket_buffers import BucketBuffers
 from rljob.transfer.rendezvous import Rendezvous
 from rljob.transfer.rounds import KEPT_BUCKETS, LoadWeights, receive_round

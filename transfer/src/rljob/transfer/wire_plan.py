@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 
 from rljob.api.memory_plan import DTYPE_BYTES
-from rljob.protocol.messages import ParameterMeta
+from rljob.protocol.shared_messages import ParameterMeta
 from rljob.protocol.weights import parameter_bytes, plan_buckets
 
 NamedTensors: TypeAlias = Iterable[tuple[str, torch.Tensor]]

@@ -21,7 +21,7 @@ from typing import Protocol
 
 import blake3
 
-from rljob.protocol.messages import PoolAnswer, TurnTokens
+from rljob.protocol.runner_protocol import PoolAnswer, TurnTokens
 from rljob.runner.agents.chat_reply import Answer
 from rljob.runner.agents.chat_request import CallMessage, ChatCall, rendered
 from rljob.runner.agents.refused_call import RefusedCallError

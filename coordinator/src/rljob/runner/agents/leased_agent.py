@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, cast
 
-from rljob.protocol.messages import LeaseTrajectory
+from rljob.protocol.runner_protocol import LeaseTrajectory
 from rljob.runner.agents.agent_command import AgentProcessError
 from rljob.runner.agents.agent_endpoint import AgentEndpoint
 from rljob.runner.agents.agent_program import AgentProgram

@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 
 import blake3
 
-from rljob.protocol.messages import LeaseTrajectory, PoolAnswer, PoolAnswered
+from rljob.protocol.runner_protocol import LeaseTrajectory, PoolAnswer, PoolAnswered
 from rljob.runner.context import TrajectoryError
 from rljob.runner.pools.question import Question
 from rljob.runner.sample_seed import sample_seed

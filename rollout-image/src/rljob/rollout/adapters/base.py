@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from rljob.api.roles import Rollout
-from rljob.protocol.messages import PrepareWeights, SamplingParams, VersionSpan
+from rljob.protocol.agent_protocol import PrepareWeights, SamplingParams
+from rljob.protocol.shared_messages import VersionSpan
 
 INITIAL_VERSION = -1
 """Version of tokens that were sampled from the weights that the server started with."""

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from rljob.protocol.messages import DECODE_ERRORS
+from rljob.protocol.frames import DECODE_ERRORS
 from rljob.rollout.adapters.base import BadRequestError, EngineGoneError
 
 KEEP_ALIVE_SECONDS = 600

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from rljob.protocol.messages import PrepareWeights
+from rljob.protocol.agent_protocol import PrepareWeights
 from rljob.rollout.adapters.base import EngineClient, EngineError, EngineGoneError, engine_errors
 
 PAUSE, RECEIVE, RESUME, SCORE = "pause", "receive", "resume", "score"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob.protocol.messages import PrepareWeights
+from rljob.protocol.agent_protocol import PrepareWeights
 from rljob.rollout.adapters.base import INITIAL_VERSION
 
 

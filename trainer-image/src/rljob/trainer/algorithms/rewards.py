@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from rljob.protocol.messages import Segment
+from rljob.protocol.batch_samples import Segment
 
 
 def token_rewards(segments: Iterable[Segment], mask_L: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from rljob.api.algorithm import Algorithm
-from rljob.protocol.messages import BatchSample, Train
+from rljob.protocol.batch_samples import BatchSample
+from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.algorithms.advantages.base import Floats, group_numbers, rewards_of
 from rljob.trainer.process_group import World
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 from tokenizers import Tokenizer
 
-from rljob.protocol.messages import PrepareWeights, SamplingParams, VersionSpan
+from rljob.protocol.agent_protocol import PrepareWeights, SamplingParams
+from rljob.protocol.shared_messages import VersionSpan
 from rljob.rollout.adapters.base import BadRequestError, EngineGoneError, GenerationOutput, unpack_ints
 from rljob.rollout.adapters.http_client import EngineHttp
 from rljob.rollout.adapters.sglang.sglang_orders import SglangGroup, SglangRound, as_text

@@ -22,7 +22,7 @@ from sglang.srt.managers.io_struct import (
     UpdateWeightsFromDistributedReqOutput,
 )
 
-from rljob.protocol.messages import ParameterMeta
+from rljob.protocol.shared_messages import ParameterMeta
 from rljob.rollout.adapters.sglang.sglang_orders import SglangGroup, SglangRound
 from rljob.transfer.nccl_log import PROCESS_LOG
 from rljob.transfer.receiver import WeightReceiver

@@ -19,7 +19,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from rljob.protocol.messages import DECODE_ERRORS, SamplingParams
+from rljob.protocol.agent_protocol import SamplingParams
+from rljob.protocol.frames import DECODE_ERRORS
 from rljob.rollout.adapters.base import BadRequestError, EngineGoneError, unpack_ints
 from rljob.rollout.answer_end import AnswerEnd, load_tokenizer
 

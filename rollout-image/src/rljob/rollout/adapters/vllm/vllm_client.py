@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rljob.protocol.messages import PrepareWeights, SamplingParams, VersionSpan
+from rljob.protocol.agent_protocol import PrepareWeights, SamplingParams
+from rljob.protocol.shared_messages import VersionSpan
 from rljob.rollout.adapters.base import GenerationOutput
 from rljob.rollout.adapters.http_client import EngineHttp
 from rljob.rollout.adapters.update_steps import StepError, UpdateOutput

@@ -38,8 +38,8 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 
-from rljob.protocol.messages import ParameterMeta
 from rljob.protocol.parent_death import die_with_parent
+from rljob.protocol.shared_messages import ParameterMeta
 from rljob.rollout.adapters.vllm.expected_warnings import RELOADING, is_reload_warning
 from rljob.rollout.log_filter import drop_records
 from rljob.transfer.nccl_log import PROCESS_LOG

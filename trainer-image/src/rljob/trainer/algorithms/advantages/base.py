@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rljob.api.algorithm import Algorithm
-from rljob.protocol.messages import BatchSample
+from rljob.protocol.batch_samples import BatchSample
 
 if TYPE_CHECKING:  # a module of estimators loads without torch, as in the preflight
     from rljob.trainer.batch import Row
