@@ -10,13 +10,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
-
 from rljob.api.tasks import Task
-from rljob.protocol.branches import TurnKey, described, order
-from rljob.protocol.frames import encode_frame, frame_decoder
+from rljob.protocol.branches import TurnKey, described
 from rljob.protocol.runner_protocol import (
-    FromRunner,
     GenerateRequest,
     GenerateResult,
     LeaseTrajectory,
@@ -25,7 +21,7 @@ from rljob.protocol.runner_protocol import (
     TrajectoryScored,
     TurnTokens,
 )
-from rljob.protocol.score_messages import Score, credit_turns, usable
+from rljob.protocol.score_messages import Score
 from rljob.runner.agents.leased_agent import AgentRuntime, LeasedAgent
 from rljob.runner.branch_context import BranchContext
 from rljob.runner.context import TrajectoryError
@@ -34,12 +30,9 @@ from rljob.runner.loops import Loop
 from rljob.runner.pools.leased_questions import NO_POOLS, LeasedQuestions, PoolRuntime
 from rljob.runner.prompts import Prompt, PromptSource
 from rljob.runner.reward_routing import SampleScorer
+from rljob.runner.trajectory_result import scored_message
 
 log = logging.getLogger(__name__)
-
-TEXT_CHARACTERS = 4096
-
-_decoder = frame_decoder(FromRunner)
 
 
 class Codec(Protocol):
@@ -308,43 +301,9 @@ class LeasedTrajectory:
                 f"its loop made {len(self._turns)} turns now and {len(self.recorded)} before; a loop that runs again "
                 "must make the same calls"
             )
-        keys = sorted(self._turns, key=order)
-        own_credits = [self.credits[key] for key in keys]
-        try:
-            reward = float(score.reward)
-            credited = credit_turns(len(keys), reward, score.turn_rewards)
-            if any(own_credits):
-                reward = math.fsum([reward, *own_credits])
-                together = [given + own for given, own in zip(credited, own_credits, strict=True)]
-                credited = credit_turns(len(together), reward, together)
-            metrics = {str(name): float(value) for name, value in score.metrics.items()}
-        except (ValueError, OverflowError) as error:
-            raise TrajectoryError(str(error)) from error
-        for name, value in metrics.items():
-            if not usable(value):
-                raise TrajectoryError(f"the metric {name} of its score is {value}")
-        lease, single, last = self.leased, not any(credited[:-1]), self._scored_turn(score, keys)
-        result = TrajectoryScored(
-            sample=lease.sample,
-            reward=reward,
-            metrics=metrics,
-            text=context.answer(self._turns[last])[:TEXT_CHARACTERS],
-            turns=len(credited),
-            attempt=lease.attempt,
-            turn_rewards=[] if single else credited,
-            lease=lease.lease,
-            branch=last[1],
+        return scored_message(
+            self.leased, score, self.credits, self.scores, lambda last: context.answer(self._turns[last])
         )
-        try:  # a result that cannot be encoded must fail here, not in the connection that all trajectories share
-            _decoder.decode(encode_frame([result]))
-        except (TypeError, ValueError, msgspec.MsgspecError) as error:
-            raise TrajectoryError(f"its result cannot be sent: {error}") from error
-        return result
-
-    def _scored_turn(self, score: Score, keys: list[TurnKey]) -> TurnKey:
-        """Return the last turn of the branch that got the score; of the last one if the loop made the score itself."""
-        branch = next((branch for made, branch in reversed(self.scores) if made is score), keys[-1][1])
-        return max(key for key in keys if key[1] == branch)
 
     def _fail(self, reason: str) -> None:
         text = reason.encode(errors="replace").decode()  # lone surrogates in an exception message cannot be encoded
