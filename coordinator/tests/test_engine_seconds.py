@@ -13,7 +13,7 @@ from world import job
 from rljob.coordinator.engine_seconds import ENGINE_ACTIVITIES, EngineSeconds
 from rljob.coordinator.engines import SILENT_HEARTBEATS, EngineRecord
 from rljob.coordinator.metrics import RunCollector
-from rljob.coordinator.progress import RunHistory
+from rljob.coordinator.progress import RunHistory, UpdateTotals
 from rljob.coordinator.status_report import status_of
 from rljob.coordinator.tracking import TrackingWriter, finish
 from rljob.protocol import agent_protocol as m
@@ -153,12 +153,22 @@ def test_the_seconds_of_an_update_are_in_the_step_in_which_it_is_acknowledged() 
     one.begin_update(1)
     history.engines.update({"a.0": one}, 100.0)
     clock.now += 4
-    first = history.time_step(0, 0, 0.0)
+    first = history.time_step(0, 0, UpdateTotals())
     clock.now += 2
     history.engines.acknowledged(one, 1, 2)
-    second = history.time_step(1, 0, 0.0)
+    second = history.time_step(1, 0, UpdateTotals())
     assert (first["engine_seconds/generating"], first["engine_seconds/paused"]) == (0, 0)
     assert (second["engine_seconds/generating"], second["engine_seconds/paused"]) == (5, 1)
+
+
+def test_a_step_has_the_mean_pause_of_the_updates_that_ended_in_it() -> None:
+    history, updates = RunHistory(Clock()), UpdateTotals()
+    updates = updates.plus(3.0, 1.0).plus(5.0, 2.0)
+    first = history.time_step(0, 0, updates)
+    assert (first["weights/update_seconds"], first["weights/pause_seconds"]) == (4, 1.5)
+    assert "weights/pause_seconds" not in history.time_step(1, 0, updates), "no update ended in this step"
+    last = history.time_step(2, 0, updates.plus(0.5, 0.25))
+    assert (last["weights/update_seconds"], last["weights/pause_seconds"]) == (0.5, 0.25)
 
 
 async def test_the_counters_for_prometheus_never_decrease(new_world: Any, tmp_path: Path) -> None:

@@ -160,6 +160,7 @@ async def test_the_metrics_are_those_of_the_samples(new_world: Any, tmp_path: Pa
     assert line["version/lowest"] == min(row["min_version"] for row in samples)
     assert line["trainer/loss"] == 0.0 and line["run/checkpoint"] == 2
     assert (line["dispatch/members_at_home"], line["dispatch/turns_at_home"]) == (1, 1), "there is one engine"
+    assert (line["weights/update_seconds"], line["weights/pause_seconds"]) == (pytest.approx(0.1), 0)
     known = {"tokens_per_second", "seconds", "seconds/training", "seconds/weight_updates", "queue/waiting"}
     assert known | {f"ended/{end}" for end in ("filtered", "surplus", "expired", "failed")} <= line.keys()
 

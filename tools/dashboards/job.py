@@ -11,6 +11,7 @@ from tools.dashboards.panels import (
     Query,
     board,
     graph,
+    histogram,
     number,
     over,
     quantiles,
@@ -24,12 +25,33 @@ JOB = 'namespace="$namespace", rljob="$rljob"'
 PAGES = "docs/troubleshooting.md of rljob, section"
 
 
+EVENTS = (
+    ("rejected", "Rejected samples", "Samples per second that ended as filtered or failed, by reason."),
+    ("evicted", "Evicted samples", "Samples per second that no batch needed, or that became too old, by reason."),
+    ("aborted", "Aborted requests", "Requests per second that engines had to end, by reason."),
+    (
+        "requeued",
+        "Continued requests and samples",
+        "Requests per second that another engine continues, and samples that another lease continues, by reason.",
+    ),
+)
+"""Event of rljob_events_total, title and text of its panel."""
+
+
 def _rate(metric: str, labels: str = "") -> str:
     return rate(metric, f"{JOB}{labels}")
 
 
 def _by_role(metric: str) -> str:
     return f"sum by (rljob_role) ({_rate(metric)})"
+
+
+def _reasons(event: str) -> Query:
+    """Return the query of an event's reasons that occurred, or of "none"."""
+    counted = _rate("rljob_events_total", f', event="{event}"')
+    return Query(
+        f'sum by (reason) ({counted}) > 0 or on() label_replace(vector(0), "reason", "none", "", "")', "{{reason}}"
+    )
 
 
 def _last(metric: str) -> str:
@@ -108,6 +130,7 @@ def dashboard() -> Dashboard:
             "Reward",
             f"Mean reward of each step. {PAGES} The reward does not rise.",
             Query(_last("rljob_step_reward_mean"), "reward"),
+            width=6,
         ),
         graph(
             "Held-out accuracy",
@@ -115,6 +138,16 @@ def dashboard() -> Dashboard:
             Query(f"max by (task) (rljob_accuracy{{{JOB}}})", "{{task}} accuracy"),
             Query(f"max by (task, k) (rljob_pass_at{{{JOB}}})", "{{task}} pass@{{k}}"),
             share=True,
+            width=6,
+        ),
+        graph(
+            "Does training prefer short answers?",
+            "Mean length of trained answers over that of all scored ones, and the p-value of equal lengths "
+            "(Kolmogorov-Smirnov), since the start of the run. A ratio below 1 with p below 0.01: deadlines, redundant "
+            "members or filters prefer short answers. docs/monitoring.md of rljob has the details.",
+            Query(_last("rljob_step_response_length_trained_over_scored"), "trained over scored"),
+            Query(_last("rljob_step_response_length_trained_ks_p"), "p-value"),
+            width=6,
         ),
         signed(
             graph(
@@ -125,6 +158,7 @@ def dashboard() -> Dashboard:
                     f'max by (__name__) ({{__name__=~"$metric", __name__=~"rljob_step_trainer_.+", {JOB}}})',
                     "{{__name__}}",
                 ),
+                width=6,
             )
         ),
     )
@@ -162,10 +196,34 @@ def dashboard() -> Dashboard:
             stacked=True,
         ),
         graph(
+            "Requests sent to their prefix",
+            "Share of the requests that went to the engine with their prefix in its cache, since the coordinator "
+            "started: members to the engine of their group, next turns to the engine of the turn before. The other "
+            "prompts are computed again, because that engine was lost or had no free slot.",
+            Query(_last("rljob_step_dispatch_members_at_home"), "members"),
+            Query(_last("rljob_step_dispatch_turns_at_home"), "next turns"),
+            share=True,
+        ),
+        graph(
+            "Weight update of an engine",
+            "Mean seconds of the updates that ended in the last step, and of the pauses in them, in which the engine "
+            "does not generate.",
+            Query(_last("rljob_step_weights_update_seconds"), "update"),
+            Query(_last("rljob_step_weights_pause_seconds"), "pause"),
+            unit="s",
+        ),
+        graph(
             "Staleness",
             "Policy versions between the generation of a sample and its training; training.maxStaleness is the bound.",
             Query(_last("rljob_step_staleness_mean"), "mean"),
             Query(_last("rljob_step_staleness_max"), "largest"),
+        ),
+        histogram(
+            "Trained samples by staleness",
+            "Samples per second by their staleness at their batch. A cell has the samples up to its label and "
+            "above the label below it.",
+            "rljob_trained_staleness",
+            JOB,
         ),
     )
     page = section(
@@ -207,6 +265,21 @@ def dashboard() -> Dashboard:
             Query(f"sum({_rate('rljob_rejected_messages_total')}) or vector(0)", "messages"),
             Query(f"sum({_rate('rljob_refused_connections_total')}) or vector(0)", "connections"),
             unit="ops",
+        ),
+    )
+    page = section(
+        page,
+        "Why are samples and requests lost?",
+        *(
+            graph(
+                title,
+                f"{text} docs/monitoring.md of rljob has the reasons.",
+                _reasons(event),
+                unit="ops",
+                width=6,
+                stacked=True,
+            )
+            for event, title, text in EVENTS
         ),
     )
     page = section(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from grafana_foundation_sdk.builders import common as options
 from grafana_foundation_sdk.builders import dashboard as build
-from grafana_foundation_sdk.builders import prometheus, stat, table, timeseries
+from grafana_foundation_sdk.builders import heatmap, prometheus, stat, table, timeseries
 from grafana_foundation_sdk.models import common, dashboard
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
@@ -132,6 +132,28 @@ def graph(
     return panel
 
 
+def histogram(title: str, description: str, metric: str, labels: str, width: int = 8) -> heatmap.Panel:
+    """Return a panel with the buckets of a histogram over time: the darker a cell, the more values are in it.
+
+    Args:
+        title, description: texts of the panel.
+        metric: the histogram.
+        labels: matchers of PromQL.
+        width: columns.
+    """
+    target = _target(Query(f"sum by (le) ({rate(f'{metric}_bucket', labels)})", "{{le}}"))
+    return (
+        heatmap.Panel()
+        .title(title)
+        .description(description)
+        .datasource(DATASOURCE)
+        .span(width)
+        .height(GRAPH_HEIGHT)
+        .calculate(False)
+        .with_target(target.format(PromQueryFormat.HEATMAP).range())
+    )
+
+
 def signed(panel: timeseries.Panel) -> timeseries.Panel:
     """Return ``panel`` with an axis that may be negative."""
     panel._internal.field_config.defaults.min_val = None
@@ -215,7 +237,9 @@ def variable(name: str, label: str, query: str, several: bool = False) -> build.
     return result.multi(True).include_all(True).all_value(".*") if several else result
 
 
-def section(to: build.Dashboard, title: str, *panels: stat.Panel | timeseries.Panel | table.Panel) -> build.Dashboard:
+def section(
+    to: build.Dashboard, title: str, *panels: stat.Panel | timeseries.Panel | table.Panel | heatmap.Panel
+) -> build.Dashboard:
     """Return ``to`` with one more row of panels."""
     to = to.with_row(build.Row(title))
     for panel in panels:

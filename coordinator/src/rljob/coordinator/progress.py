@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from rljob.coordinator.engine_seconds import EngineSeconds
 from rljob.coordinator.event_counts import EVENTS, EventCounts
@@ -12,7 +13,8 @@ from rljob.protocol.run_status import HistoryPoint
 
 STATUS_METRICS = (
     "reward/mean", "staleness/mean", "staleness/max", "response_length/trained_over_scored",
-    "response_length/trained_ks_p",
+    "response_length/trained_ks_p", "dispatch/members_at_home", "dispatch/turns_at_home", "weights/update_seconds",
+    "weights/pause_seconds",
 )  # fmt: skip
 """Metrics in the status besides those of the trainer; metrics.jsonl has all metrics."""
 ACTIVITIES = ("generating", "training", "updating_weights", "trainer_waiting")
@@ -20,6 +22,29 @@ ACTIVITIES = ("generating", "training", "updating_weights", "trainer_waiting")
 ENGINE_SECONDS = "engine_seconds/"
 SMOOTHED_STEPS = 8
 """Steps over which the reported tokens per second are averaged: engines work ahead, so one step may have no tokens."""
+
+
+@dataclass(frozen=True)
+class UpdateTotals:
+    """Weight updates that engines have committed since the start of this process."""
+
+    updates: int = 0  # one for each engine
+    seconds: float = 0.0
+    pause_seconds: float = 0.0  # in them, from the beginning of the pause to the end of the resume
+
+    def plus(self, seconds: float, pause_seconds: float) -> UpdateTotals:
+        """Return the totals with one more update."""
+        return UpdateTotals(self.updates + 1, self.seconds + seconds, self.pause_seconds + pause_seconds)
+
+    def means_since(self, before: UpdateTotals) -> Metrics:
+        """Return the mean seconds and the mean pause of the updates after ``before``; empty if there are none."""
+        updates = self.updates - before.updates
+        if not updates:
+            return {}
+        return {
+            "weights/update_seconds": (self.seconds - before.seconds) / updates,
+            "weights/pause_seconds": (self.pause_seconds - before.pause_seconds) / updates,
+        }
 
 
 class Stopwatches:
@@ -73,6 +98,7 @@ class RunHistory:
         self._ended: float | None = None
         self._first_step: tuple[int, float] | None = None
         self._mark = (self._began, 0)
+        self._updates_marked = UpdateTotals()
         self._seconds_marked: dict[str, float] = {}
 
     @property
@@ -116,26 +142,28 @@ class RunHistory:
         tokens = sum(p.tokens_per_second * (p.seconds - begin) for p, begin in zip(last, begins, strict=True))
         return tokens / max(1e-9, last[-1].seconds - begins[0])
 
-    def time_step(self, step: int, generated_tokens: int, updating: float) -> Metrics:
-        """Return the timing metrics of a step that was just applied: seconds, tokens per second, seconds of activities;
-        and the counts of events.
+    def time_step(self, step: int, generated_tokens: int, updates: UpdateTotals) -> Metrics:
+        """Return the timing metrics of a step that was just applied: seconds, tokens per second, seconds of activities
+        and of weight updates; and the counts of events.
 
         Args:
             step: the applied step.
             generated_tokens: tokens since the start of this process.
-            updating: total seconds of the engines' weight updates since the start of this process.
+            updates: of the engines since the start of this process.
         """
         at = self._clock()
         before, tokens = self._mark
         self._mark = (at, generated_tokens)
         if self._first_step is None:
             self._first_step = (step + 1, at)
-        watched = self.watches.seconds() | {"seconds_weight_updates": updating}
+        watched = self.watches.seconds() | {"seconds_weight_updates": updates.seconds}
         spent = _engine_metrics(self.engines.decided_seconds())  # each second is in one step
         spent |= self.events.metrics()
         marked, self._seconds_marked = self._seconds_marked, watched | spent
+        means, self._updates_marked = updates.means_since(self._updates_marked), updates
         return {
             **{name: spent[name] - marked.get(name, 0.0) for name in spent},
+            **means,
             "seconds": self.seconds,
             "tokens_per_second": (generated_tokens - tokens) / max(1e-9, at - before),
             **{f"seconds/{name.removeprefix('seconds_')}": watched[name] - marked.get(name, 0.0) for name in watched},

@@ -336,7 +336,7 @@ class Run:
 
     def applied(self, step: int, metrics: dict[str, float]) -> None:
         """Record the first application of the batch of the current version."""
-        timed = self.progress.time_step(step, self.trajectories.generated_tokens, self.weights.seconds_in_updates)
+        timed = self.progress.time_step(step, self.trajectories.generated_tokens, self.weights.update_totals)
         # Before any write is queued: if it raises, the step is not partly recorded.
         measured = step_metrics(self.ledger.query, step, metrics, timed)
         self.end_samples(self.scheduler.trained(step))

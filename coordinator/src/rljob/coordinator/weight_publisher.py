@@ -14,6 +14,7 @@ from typing import Protocol
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.engines import FAILURES_BEFORE_RESTART, EngineRecord, Engines
+from rljob.coordinator.progress import UpdateTotals
 from rljob.ledger.queries import TrainerRecord
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol.agent_protocol import PrepareWeights, RestartEngine, WeightAck, WeightFailed
@@ -105,7 +106,7 @@ class WeightPublisher:
         """Last version that was published before this trainer process. A replay may give other weights of the versions
         up to it, as on another number of ranks."""
         self.digests: dict[tuple[int, int], str] = {}
-        self.seconds_in_updates = 0.0
+        self.update_totals = UpdateTotals()
         self._to_verify: set[int] = set()  # versions at which the trainer's digest is compared with the published one
         self._last_update = 0
         self._updates: dict[int, WeightUpdate] = {}
@@ -319,7 +320,7 @@ class WeightPublisher:
         self._ledger.record_served(engine.instance, ack.lineage, ack.version, ack.digest)
         engine.failures = self._failed_rounds = 0
         self._round_failure, self._round_succeeded = "", True
-        self.seconds_in_updates += ack.seconds
+        self.update_totals = self.update_totals.plus(ack.seconds, ack.pause_seconds)
         engine.end_update()
         self._end_round_if_over()
 
