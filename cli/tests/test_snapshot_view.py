@@ -1,4 +1,5 @@
 import io
+import itertools
 
 from rich.console import Console
 
@@ -219,6 +220,51 @@ def test_top_shows_queues_and_where_the_time_went_whole_on_a_narrow_terminal():
     }.items():
         text = text_of(draw_usage(snapshot(status), width), width or 100)
         assert "…" not in text
+        assert [" ".join(line.split()) for line in text.splitlines()][-len(rows) :] == rows
+
+
+def test_top_shows_how_requests_are_sent_and_what_was_lost_beside_each_other_where_they_fit():
+    status = running()
+    status.queues, status.staleness = [Queue("waiting", 1)], "0.5/1"
+    values = {
+        "weights/update_seconds": 1.9,
+        "weights/pause_seconds": 0.414,
+        "dispatch/members_at_home": 0.974,
+        "dispatch/turns_at_home": 1.0,
+        "response_length/trained_over_scored": 0.9812,
+        "response_length/trained_ks_p": 0.0123,
+        "tokens_per_second": 9.0,
+    }
+    status.metrics += [Metric(name, value) for name, value in values.items()]
+    status.events = {"rejected/function": 7, "requeued/engine_restarted": 1204, "aborted/drained": 7}
+    status.events |= {f"evicted/{name}": count for count, name in enumerate(("a", "b", "c", "d"), 1)}
+    figures = [
+        "staleness mean/most 0.5/1",
+        "weight update of an engine 1.90 s",
+        "pause in an update 0.41 s",
+        "members sent to their prefix 97 %",
+        "turns sent to their prefix 100 %",
+        "trained over scored length 0.981",
+        "p of equal lengths 0.012",
+    ]
+    lost = [
+        "requeued engine_restarted 1,204",
+        "aborted drained 7",
+        "rejected function 7",
+        "evicted d 4",
+        "evicted c 3",
+        "evicted b 2",
+    ]
+    pair = [f"{figure} {event}" for figure, event in itertools.zip_longest(figures, lost, fillvalue="")]
+    title = "metric now"
+    for width, rows in {
+        40: [f"{title} {title}", "waiting 1 tokens/s 9", "", title, *figures, *lost],
+        60: [f"{title} {title}", "waiting 1 tokens/s 9", "", title, *figures, *lost],
+        80: [f"{title} {title} {title}", f"waiting 1 tokens/s 9 {figures[0]}", *figures[1:], "", title, *lost],
+        140: [" ".join([title] * 4), f"waiting 1 tokens/s 9 {pair[0]}", *(line.strip() for line in pair[1:])],
+    }.items():
+        text = text_of(draw_usage(snapshot(status), width), width)
+        assert "…" not in text and all(len(line.rstrip()) <= width for line in text.splitlines())
         assert [" ".join(line.split()) for line in text.splitlines()][-len(rows) :] == rows
 
 

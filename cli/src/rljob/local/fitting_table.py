@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -42,21 +43,36 @@ def fitting_table(
     return table
 
 
-def side_by_side(headings: Sequence[str], parts: Sequence[Sequence[Sequence[str]]], width: int = 0) -> Table:
-    """Return a table for each part beside the other if they fit, else one table of all rows; it may be empty.
+def side_by_side(headings: Sequence[str], parts: Sequence[Sequence[Sequence[str]]], width: int = 0) -> list[Table]:
+    """Return tables, one below the other: in each as many parts beside each other as fit. Parts that follow each other
+    and fit beside no other one are one table.
 
     Args:
         headings: of the columns of every part.
-        parts: the rows of each part.
-        width: of the terminal in columns; 0: one table.
+        parts: the rows of each part; those without rows are omitted.
+        width: of the terminal in columns; 0: one table of all parts.
     """
-    parts = [rows for rows in parts if rows]
-    needed = sum(_width(headings, rows, headings) for rows in parts) + WIDE_GAP * (len(parts) - 1)
-    if len(parts) < 2 or needed > width:
-        return fitting_table(headings, [row for rows in parts for row in rows], width)
-    grid = Table.grid(padding=(0, WIDE_GAP))
-    grid.add_row(*(fitting_table(headings, rows) for rows in parts))
-    return grid
+    lines: list[list[Sequence[Sequence[str]]]] = []
+    for rows in filter(None, parts):
+        if lines and _beside(headings, [*lines[-1], rows]) <= width:
+            lines[-1].append(rows)
+        else:
+            lines.append([rows])
+    tables: list[Table] = []
+    for alone, group in itertools.groupby(lines, lambda line: len(line) == 1):
+        if alone:
+            tables.append(fitting_table(headings, [row for line in group for rows in line for row in rows], width))
+            continue
+        for line in group:
+            grid = Table.grid(padding=(0, WIDE_GAP))
+            grid.add_row(*(fitting_table(headings, rows) for rows in line))
+            tables.append(grid)
+    return tables
+
+
+def _beside(headings: Sequence[str], line: Sequence[Sequence[Sequence[str]]]) -> int:
+    """Return the width of the tables of ``line`` beside each other."""
+    return sum(_width(headings, rows, headings) for rows in line) + WIDE_GAP * (len(line) - 1)
 
 
 def _width(headings: Sequence[str], rows: Sequence[Sequence[str]], shown: Sequence[str]) -> int:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -19,6 +19,7 @@ from rljob.local.ended_view import ended_rows, ended_shares, ended_summary, fail
 from rljob.local.fitting_table import fitting_table, side_by_side
 from rljob.local.plot import PLOT
 from rljob.local.snapshot import ComponentState, RunSnapshot
+from rljob.local.usage_figures import engine_shares, figures, metrics_of
 from rljob.protocol.run_status import RunStatus
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -30,14 +31,6 @@ MAX_CURVE = 60  # columns
 STEPS = "steps"
 LABEL = 11  # columns of a label and the space after it
 STATE_STYLE = {"running": "green", "restarting": "yellow", "waiting": "dim", "stopped": "dim"}
-ACTIVITY = "seconds_"
-ENGINE_SECONDS = "engine_seconds/"
-ENGINE_TEXTS = {
-    "generating": "generating",
-    "waiting": "waiting for work",
-    "paused": "paused for weights",
-    "dead": "dead",
-}
 UNKNOWN = "–"
 USAGE_DROPPED = ("processes", "restarts", "state", "memory", "cpu %")
 ENGINES_DROPPED = ("restarts", "state", "waiting", "running")
@@ -90,7 +83,7 @@ def summary(snapshot: RunSnapshot) -> list[str]:
         lines += [_accuracy(results), *failed_summary(results)]
     if status.history:
         lines.append(f"reward of the last batch: {status.history[-1].reward:.3f}")
-    if shares := _engine_shares(_metrics(status)):
+    if shares := engine_shares(metrics_of(status)):
         spent = ", ".join(f"{share} {activity}" for activity, share in shares)
         lines.append(f"time of the engines: {spent}")
     lines += ended_summary(status.ended, directory)
@@ -101,13 +94,6 @@ def summary(snapshot: RunSnapshot) -> list[str]:
     if (directory / PLOT).exists():
         lines.append(f"plot of the reward: {directory / PLOT}")
     return lines
-
-
-def _engine_shares(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return each activity with its share of the seconds of all engines: (generating, 81 %). Empty: there are none."""
-    seconds = {text: metrics.get(f"{ENGINE_SECONDS}{name}", 0.0) for name, text in ENGINE_TEXTS.items()}
-    total = sum(seconds.values())
-    return [(text, f"{100 * spent / total:.0f} %") for text, spent in seconds.items()] if total else []
 
 
 def checkpoint_line(status: RunStatus, directory: Path) -> str:
@@ -146,7 +132,7 @@ def _status_rows(status: RunStatus, width: int) -> Iterator[tuple[str, Text]]:
         rewards = [point.reward for point in status.history]
         yield "reward", Text.assemble(f"{rewards[-1]:.3f} ", (sparkline(rewards, width), "green"))
         staleness = f"mean {status.history[-1].staleness:.2f}"
-        if (most := _metrics(status).get("staleness/max")) is not None:
+        if (most := metrics_of(status).get("staleness/max")) is not None:
             staleness += f", most {most:.0f}"
         yield "staleness", Text(staleness)
         yield "speed", Text(f"{_speed(status):,.0f} tokens/s")
@@ -233,7 +219,7 @@ def _answered(result: EvaluationResult) -> str:
 
 
 def draw_usage(snapshot: RunSnapshot, width: int = 0) -> Group:
-    """Return the tables of `rljob top`: components and their usage, engines, queues and time.
+    """Return the tables of `rljob top`: components and their usage, engines, and figures of the run.
 
     On a terminal of ``width`` columns less important columns are omitted, and tables are side by side; 0: neither.
     """
@@ -244,8 +230,9 @@ def draw_usage(snapshot: RunSnapshot, width: int = 0) -> Group:
     if snapshot.note:
         lines.append(Text(snapshot.note, style="yellow"))
     status = snapshot.status
-    for table in (_engines(status, width), _flow(status, width)) if status is not None else ():
-        lines += ["", table] if table.row_count else []
+    if status is not None:
+        tables = [_engines(status, width), *side_by_side(["metric", "now"], figures(status), width)]
+        lines += [line for table in tables if table.row_count for line in ("", table)]
     return Group(*lines)
 
 
@@ -271,24 +258,6 @@ def _engines(status: RunStatus, width: int) -> Table:
         if agent.role == "agent"
     ]
     return fitting_table(["engine", "state", "running", "waiting", "restarts"], rows, width, ENGINES_DROPPED)
-
-
-def _flow(status: RunStatus, width: int) -> Table:
-    """Return samples by queue, seconds by activity, shares of the engines' time, and tokens per second.
-
-    Two tables side by side keep `rljob top` within the lines of a terminal. One table needs 34 columns.
-    """
-    metrics = _metrics(status)
-    queues = [[queue.name, f"{queue.value:,}"] for queue in status.queues]
-    times = [
-        [f"seconds {name.removeprefix(ACTIVITY).replace('_', ' ')}", f"{value:,.0f}"]
-        for name, value in metrics.items()
-        if name.startswith(ACTIVITY)
-    ]
-    times += [[f"engines {activity}", share] for activity, share in _engine_shares(metrics)]
-    if "tokens_per_second" in metrics:
-        times.append(["tokens/s", f"{metrics['tokens_per_second']:,.0f}"])
-    return side_by_side(["metric", "now"], [queues, times], width)
 
 
 def evaluation_table(step: int, results: Sequence[EvaluationResult], width: int = 0) -> Group:
@@ -340,11 +309,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(BLOCKS[round((mean - low) / (high - low) * (len(BLOCKS) - 1))] for mean in means)
 
 
-def _metrics(status: RunStatus) -> dict[str, float]:
-    return {metric.name: metric.value for metric in status.metrics}
-
-
 def _speed(status: RunStatus) -> float:
     """Return tokens sampled per second: a mean over some steps, of a finished run over all."""
     last = status.history[-1].tokens_per_second if status.history else 0.0
-    return _metrics(status).get("tokens_per_second", last)
+    return metrics_of(status).get("tokens_per_second", last)
