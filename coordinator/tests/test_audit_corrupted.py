@@ -402,6 +402,10 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
         PAYLOAD, sql(f"UPDATE completions SET total_tokens = 9 WHERE sample = {TWO_TURNS} AND turn = 0"),
     ),
     "metrics are not JSON": (DATABASE, sql(f"UPDATE samples SET metrics = '[' WHERE id = {TRAINED}")),
+    "metrics are not numbers": (
+        DATABASE, sql(f"""UPDATE samples SET metrics = '{{"a": "b"}}' WHERE id = {TRAINED}"""),
+    ),
+    "metrics are no object": (DATABASE, sql(f"UPDATE samples SET metrics = '3' WHERE id = {TRAINED}")),
     "a publication's digest was changed": (
         SERVED, sql("UPDATE publications SET digest = 'ffff' WHERE step = 4"),
     ),

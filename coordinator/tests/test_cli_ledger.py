@@ -223,6 +223,33 @@ def test_show_of_a_sample_without_payload_prints_the_rest(rljob: Command, finish
     assert out.endswith("\nanswer\ntext\n")
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "sentence"),
+    [
+        ("sequences", "[1,", "Input data was truncated"),
+        ("sequences", '"x"', "Expected `array | null`, got `str`"),
+        ("turn_rewards", "[0.5", "Input data was truncated"),
+        ("turn_rewards", '["much"]', "Expected `float`, got `str`"),
+        ("metrics", "{", "Input data was truncated"),
+        ("metrics", '{"a": "b"}', "Expected `float`, got `str`"),
+        ("completions", "[", "malformed JSON"),
+        ("prompt_tokens", "many", "Expected `int | null`, got `str`"),
+    ],
+)
+def test_a_damaged_value_of_a_sample_is_one_sentence(
+    rljob: Command, finished_run: Path, tmp_path: Path, column: str, value: str, sentence: str
+) -> None:
+    run, name = copy(finished_run, tmp_path / "run"), batch_of(finished_run, 5)[0]
+    alter(run, f"UPDATE samples SET {column} = '{value}' WHERE id = '{name}'")
+    code, out, err = rljob("show", run, name)
+    assert (code, out) == (2, "") and len(err.splitlines()) == 1
+    assert "ledger.sqlite has a damaged value: " in err and sentence in err and "; rljob audit names the rows" in err
+    if column in ("sequences", "prompt_tokens"):
+        assert rljob("samples", run) == (2, "", err)
+    code, out, err = rljob("audit", run)
+    assert (code, err) == (1, "") and name in out
+
+
 def test_audit_prints_passed_checks_and_exits_0(rljob: Command, finished_run: Path) -> None:
     code, out, err = rljob("audit", finished_run)
     assert (code, err) == (0, "") and "\x1b" not in out

@@ -40,6 +40,7 @@ from starlette.responses import StreamingResponse
 from rljob.ledger.failed_samples import failed_note
 from rljob.ledger.reader import (
     MOST_SAMPLES,
+    DamagedError,
     KeptCheckpoint,
     LedgerReader,
     SampleRow,
@@ -91,6 +92,8 @@ def add_ledger_api(app: FastAPI, storage: Path) -> None:
             body, note = await asyncio.to_thread(_select, storage, selection)
         except LookupError as error:
             raise HTTPException(404, str(error)) from None
+        except DamagedError as error:
+            raise HTTPException(500, str(error)) from None
         return Response(body, media_type=JSON, headers={NOTE_HEADER: encode_note(note)} if note else None)
 
     @app.get("/v1/samples/{name}")
@@ -129,6 +132,7 @@ def _select(storage: Path, selection: Selection) -> tuple[bytes, str]:
 
     Raises:
         LookupError: the task does not exist.
+        DamagedError: a value of the ledger is damaged.
     """
     with LedgerReader(storage) as ledger:
         if problem := unknown_task(ledger, selection):

@@ -37,6 +37,10 @@ STORAGE_CLASSES = {"INTEGER": "('integer')", "REAL": "('real', 'integer')", "TEX
 """Declared type → SQLite storage classes that a value may have."""
 NAMES = {"groups": "id", "samples": "id", "completions": "sample"}
 """Table → column that names its rows; default: the first one."""
+OTHER_METRICS = (
+    "SELECT id FROM samples WHERE json_valid(metrics) AND (json_type(metrics) != 'object'"
+    " OR EXISTS (SELECT 1 FROM json_each(metrics) WHERE type NOT IN ('integer', 'real')))"
+)
 JSON_COLUMNS = (
     ("samples", "id", "metrics"),
     ("samples", "id", "completions"),
@@ -165,6 +169,7 @@ def examine_database(ledger: LedgerReader) -> Check:
     for table, key, column in JSON_COLUMNS:
         query = f"SELECT {key} FROM {table} WHERE {column} IS NOT NULL AND NOT json_valid({column})"
         findings.add_all(f"its {column} are not valid JSON", _keys(ledger, query, {}, f"{table} "))
+    findings.add_all("its metrics are not numbers", _keys(ledger, OTHER_METRICS, {}, "samples "))
     return findings.check()
 
 

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -39,7 +39,7 @@ class NoRunError(Exception):
 
 
 class DamagedError(NoRunError):
-    """The run exists, but its ledger is a damaged database."""
+    """The run exists, but its ledger is a damaged database, or has a damaged value."""
 
 
 class LedgerReader:
@@ -132,6 +132,16 @@ class LedgerReader:
         self.close()
 
 
+@contextlib.contextmanager
+def reading_values(ledger: LedgerReader) -> Iterator[None]:
+    """Values that are not what the ledger's tables have, for example malformed JSON, raise a DamagedError."""
+    try:
+        yield
+    except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
+        path = ledger_directory(ledger.storage) / LEDGER
+        raise DamagedError(f"{path} has a damaged value: {error}; rljob audit names the rows") from None
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     """Return a connection inside a read transaction, so that later commits of the run are not visible."""
     if not path.is_file():
@@ -222,12 +232,16 @@ _ACCOUNTS = (
 
 
 def sample_row(ledger: LedgerReader, row: sqlite3.Row) -> SampleRow:
-    """Return a row of :data:`COLUMNS`."""
+    """Return a row of :data:`COLUMNS`.
+
+    Raises:
+        msgspec.MsgspecError: a value is damaged.
+    """
     *values, sequences, segment, position, length = row
-    values.append(None if sequences is None else json.loads(sequences))
+    values.append(None if sequences is None else msgspec.json.decode(sequences))
     record = None if segment is None else ledger.text(Location(segment, position, length))
     values.append(None if record is None else record.text)
-    return SampleRow(*values)
+    return msgspec.convert(dict(zip(SampleRow.__struct_fields__, values, strict=True)), SampleRow)
 
 
 class Sort(StrEnum):
@@ -264,18 +278,23 @@ class Selection:
 
 
 def samples(ledger: LedgerReader, selection: Selection) -> list[SampleRow]:
-    """Return the samples of a selection. Samples without the sort key come last in either direction."""
-    ledger.prepare_accounts()
+    """Return the samples of a selection. Samples without the sort key come last in either direction.
+
+    Raises:
+        DamagedError: a value is damaged.
+    """
     where, values = conditions(selection)
     key = _KEYS[selection.sort]
-    rows = ledger.rows(
-        f"SELECT {COLUMNS} FROM {SAMPLES} WHERE {where}"
-        f" ORDER BY {key} IS NULL, {key} {'ASC' if selection.reverse else 'DESC'}, g.kind DESC, g.version, g.seq,"
-        " s.member LIMIT ?",
-        *values,
-        selection.limit,
-    )
-    return [sample_row(ledger, row) for row in rows]
+    with reading_values(ledger):
+        ledger.prepare_accounts()
+        rows = ledger.rows(
+            f"SELECT {COLUMNS} FROM {SAMPLES} WHERE {where}"
+            f" ORDER BY {key} IS NULL, {key} {'ASC' if selection.reverse else 'DESC'}, g.kind DESC, g.version, g.seq,"
+            " s.member LIMIT ?",
+            *values,
+            selection.limit,
+        )
+        return [sample_row(ledger, row) for row in rows]
 
 
 def conditions(selection: Selection) -> tuple[str, list[Any]]:

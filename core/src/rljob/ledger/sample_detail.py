@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,16 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from rljob.ledger.payload_record import PayloadRecord, decode_record
-from rljob.ledger.reader import COLUMNS, SAMPLES, LedgerReader, NoRunError, SampleRow, sample_row, unknown_sample
+from rljob.ledger.reader import (
+    COLUMNS,
+    SAMPLES,
+    LedgerReader,
+    NoRunError,
+    SampleRow,
+    reading_values,
+    sample_row,
+    unknown_sample,
+)
 from rljob.ledger.sample_numbers import MEMBERS, find_number
 from rljob.ledger.segments import Location, PayloadError
 from rljob.protocol.branches import order
@@ -76,7 +84,7 @@ class SampleDetail(msgspec.Struct):
 
     sample: SampleRow
     attempt: int  # the first attempt that counts; above 0 if earlier attempts were discarded
-    metrics: dict[str, Any]  # of the reward
+    metrics: dict[str, float]  # of the reward
     siblings: list[Sibling]
     turns: list[TurnDetail]
     notes: list[str]  # messages about missing payload or tokenizer
@@ -87,8 +95,13 @@ def show(ledger: LedgerReader, name: str) -> SampleDetail:
     """Return the details of the sample ``name``.
 
     Raises:
-        NoRunError: the sample does not exist.
+        NoRunError: the sample does not exist, or a value of it in the ledger is damaged.
     """
+    with reading_values(ledger):
+        return _show(ledger, name)
+
+
+def _show(ledger: LedgerReader, name: str) -> SampleDetail:
     ledger.prepare_accounts()
     number = find_number(name)
     found = ledger.rows(f"SELECT {COLUMNS} FROM {SAMPLES} WHERE s.number = ?", number)
@@ -110,11 +123,13 @@ def show(ledger: LedgerReader, name: str) -> SampleDetail:
         notes.append("its text cannot be read; rljob audit names the damage")
     turns = _turns(ledger, completions, attempt, notes)
     if turn_rewards:
-        for turn, reward in zip(turns, json.loads(turn_rewards), strict=False):  # not strict: the ledger may be damaged
+        rewards = msgspec.json.decode(turn_rewards, type=list[float])
+        for turn, reward in zip(turns, rewards, strict=False):  # not strict: the ledger may be damaged
             turn.reward = reward
-    others = [Sibling(*row) for row in siblings]
+    named = msgspec.json.decode(metrics, type=dict[str, float]) if metrics else {}
+    others = msgspec.convert([dict(row) for row in siblings], list[Sibling])
     answers = _answers(ledger, number, attempt)
-    return SampleDetail(sample, attempt, json.loads(metrics) if metrics else {}, others, turns, notes, answers)
+    return SampleDetail(sample, attempt, named, others, turns, notes, answers)
 
 
 def _answers(ledger: LedgerReader, number: int, attempt: int) -> list[AnswerDetail]:
