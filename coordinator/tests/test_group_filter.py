@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rljob.protocol.runner_protocol import FilterGroup, GroupFiltered
+from rljob.runner import group_filter
 from rljob.runner.group_filter import FilteredGroups, FilterFunction, Verdict, load_function
 
 NAME = "tasks[sums].groupFilter.function mypackage:accept"
@@ -90,6 +91,27 @@ async def test_a_filter_that_hangs_fails_its_group_and_decides_about_the_next_on
     threads[0].join(10)
     assert not threads[0].is_alive(), "the thread that was replaced has ended"
     assert all(thread.daemon for thread in threads)
+
+
+async def test_the_threads_of_a_function_that_hangs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_filter, "MOST_HANGING", 2)
+    release, threads = threading.Event(), []
+
+    def function(rewards: list[float]) -> bool:
+        threads.append(threading.current_thread())
+        return release.wait()
+
+    decide = FilterFunction("sums", "mypackage:accept", function, 0.01)
+    for _ in range(2):
+        assert "returned nothing for 0.01 s" in (await decide([0.0])).reason
+    reason = f"{NAME} was not called, as 2 earlier calls have not returned; correct the function"
+    assert [await decide([0.0]) for _ in range(3)] == [Verdict(False, reason)] * 3
+    assert len(threads) == 2
+    release.set()
+    await asyncio.wait_for(asyncio.wait([*decide._hanging]), 10)
+    decide._limit = 60.0
+    assert await decide([0.0]) == Verdict(True), "the function is called again once it has returned"
+    assert len(threads) == 3
 
 
 async def no(rewards: list[float]) -> bool:

@@ -1,7 +1,7 @@
 """User-written group filters: the function of `tasks[].groupFilter.function` decides whether a group is trained.
 
 The functions of a runner's tasks run in threads: one thread for each task, which calls it for one group after another.
-A thread cannot be ended, so another one replaces a thread whose function hangs.
+A thread cannot be ended, so another one replaces a thread whose function hangs, MOST_HANGING times at most.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from rljob.protocol.runner_protocol import FilterGroup, GroupFiltered
 
 MOST_CHARACTERS = 500
 """Of the text of an exception or a value in a reason."""
+MOST_HANGING = 16
+"""Threads of a task whose function has not returned in time. A thread that computes slows the others of the runner."""
 
 
 class Verdict(NamedTuple):
@@ -73,15 +75,24 @@ class FilterFunction:
         self._limit = limit_seconds
         self._worker: _Worker | None = None
         self._calling = asyncio.Lock()
+        self._hanging: set[asyncio.Future[Verdict]] = set()
 
     async def __call__(self, rewards: list[float]) -> Verdict:
-        """Return the decision of the function. Calls wait for the calls before them."""
+        """Return the decision of the function. Calls wait for the calls before them. While MOST_HANGING calls have not
+        returned, there are no others."""
         async with self._calling:
+            if len(self._hanging) >= MOST_HANGING:
+                calls = f"{len(self._hanging)} earlier calls"
+                return Verdict(
+                    False, f"{self._name} was not called, as {calls} have not returned; correct the function"
+                )
             if self._worker is None:
                 self._worker = _Worker(self._decide)
             called, limit = self._worker.call([*rewards]), self._limit
             done, _ = await asyncio.wait({called}, timeout=limit)
             if not done:
+                self._hanging.add(called)
+                called.add_done_callback(self._hanging.discard)
                 self._worker.leave()
                 self._worker = None
                 return Verdict(
