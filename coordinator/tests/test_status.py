@@ -91,6 +91,19 @@ async def test_the_names_of_figures_for_prometheus_stay(new_world: Any, tmp_path
     assert [(sample.labels, sample.value) for sample in deaths] == [({"pool": "main"}, 1.0)]
 
 
+async def test_a_cluster_has_the_metrics_of_the_run_however_many_the_trainer_has(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = new_world(job(), tmp_path)
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    world.run.progress.last_step = {f"trainer/{i}": 0.0 for i in range(99)} | world.run.progress.last_step
+    names = [metric["name"] for metric in run_fields(status_of(world.run))["metrics"]]
+    own = {"reward/mean", "dispatch/turns_at_home", "weights/pause_seconds", "tokens_per_second", "engine_seconds/dead"}
+    assert own < set(names) and len(names) == 64 and names[-1].startswith("trainer/")
+
+
 async def test_the_buckets_of_staleness_have_all_samples_up_to_their_bound(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(), tmp_path)
     await world.start()

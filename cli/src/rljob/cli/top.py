@@ -36,7 +36,7 @@ def top(
     context: Context = None,
     namespace: Namespace = None,
 ) -> None:
-    """Show CPU and memory of every component, requests of every engine, queues, and time by activity."""
+    """Show CPU and memory of every component, requests of every engine, queues, time by activity, and what was lost."""
     console = Terminal()
     live = console.is_terminal and output is Format.TEXT
     frames = _frames(_source(run, context, namespace), count if live else count or 1, seconds)

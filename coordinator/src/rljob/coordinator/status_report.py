@@ -98,12 +98,14 @@ def _reason(text: str) -> str:
 
 
 def _metrics(run: Run) -> dict[str, float]:
-    """Return the metrics of the status. Longer names, which a status does not permit, are only in metrics.jsonl."""
+    """Return the metrics of the status. Longer names, which a status does not permit, are only in metrics.jsonl. Those
+    of the trainer are last: a cluster has only the first ones."""
     progress = run.progress
     metrics = progress.summary() | progress.watches.seconds() | progress.engine_seconds()
     if run.over and progress.points:
         metrics["tokens_per_second"] = progress.tokens_per_second(len(progress.points))  # of the whole run
-    return {name: value for name, value in metrics.items() if len(name) <= METRIC_NAME_LENGTH}
+    permitted = [(name, value) for name, value in metrics.items() if len(name) <= METRIC_NAME_LENGTH]
+    return dict(sorted(permitted, key=lambda metric: metric[0].startswith("trainer/")))
 
 
 def thinned(points: Sequence[HistoryPoint]) -> list[HistoryPoint]:
