@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from threading import Lock
 
 import msgspec
 import zstandard
 
 from rljob.ledger.payload_record import INT32, PayloadRecord, decode_record
-from rljob.ledger.queries import BatchRow, batch, locations_of_batch
-from rljob.ledger.segments import Location
+from rljob.ledger.queries import StoredSample, stored_samples_of_batch
 from rljob.ledger.store import Store
 from rljob.protocol import branches
 from rljob.protocol.batch_samples import SampleTokens, Segment
 from rljob.protocol.branches import TurnKey, last_turns, order
 from rljob.protocol.shards import decode_selection
 from rljob.protocol.shared_messages import VersionSpan
+
+COMPRESSION = -1
+"""zstd's level: it only finds repetitions. Levels from 1 on take more time for each byte that they save than a network of
+10 Gbit/s: log-probabilities hardly shrink."""
+
+_rewards_decoder = msgspec.json.Decoder(list[float])
+_encoder = msgspec.msgpack.Encoder()
 
 
 class BatchShards:
@@ -26,7 +31,7 @@ class BatchShards:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._reading = Lock()
-        self._newest: tuple[int, list[tuple[BatchRow, list[Location]]]] = (-1, [])
+        self._newest: tuple[int, list[StoredSample]] = (-1, [])
 
     def shard(self, step: int, selection: bytes) -> bytes:
         """Return zstd(msgpack(list[SampleTokens])) of the selected samples of batch ``step``. Any thread may call it.
@@ -40,24 +45,24 @@ class BatchShards:
             SelectionError: the selection does not fit the batch.
             PayloadError: a record is damaged.
         """
-        rows = self._rows(step)
-        if not rows:
+        stored = self._stored(step)
+        if not stored:
             raise LookupError(f"there is no batch {step}")
+        read = self._store.segments.read
         samples = []
-        for row, locations in (rows[i] for i in decode_selection(selection, len(rows))):
-            records = [decode_record(self._store.segments.read(location)) for location in locations]
-            samples.append(assemble(records, json.loads(row.turn_rewards)))
-        return zstandard.ZstdCompressor(level=1).compress(msgspec.msgpack.encode(samples))
+        for turn_rewards, locations in (stored[i] for i in decode_selection(selection, len(stored))):
+            records = [decode_record(read(location)) for location in locations]
+            samples.append(assemble(records, _rewards_decoder.decode(turn_rewards)))
+        return zstandard.ZstdCompressor(level=COMPRESSION).compress(_encoder.encode(samples))
 
-    def _rows(self, step: int) -> list[tuple[BatchRow, list[Location]]]:
+    def _stored(self, step: int) -> list[StoredSample]:
         with self._reading:  # the ranks request at the same time, and one of them reads
-            newest, rows = self._newest
+            newest, stored = self._newest
             if newest != step:
-                locations = locations_of_batch(self._store, step)
-                rows = [(row, locations[row.sample]) for row in batch(self._store, step)]
-                if rows:
-                    self._newest = step, rows
-            return rows
+                stored = stored_samples_of_batch(self._store, step)
+                if stored:
+                    self._newest = step, stored
+            return stored
 
 
 def assemble(records: list[PayloadRecord], turn_rewards: list[float]) -> SampleTokens:

@@ -8,19 +8,16 @@ import logging
 from collections.abc import Mapping
 from typing import Annotated
 
-from fastapi import FastAPI, Header, HTTPException, Query, Request, Response, WebSocket, WebSocketDisconnect
-from fastapi import Path as PathParameter
+from fastapi import FastAPI, Header, HTTPException, Response, WebSocket, WebSocketDisconnect
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from rljob.coordinator.batches import BatchShards
 from rljob.coordinator.connection import SocketConnection
-from rljob.coordinator.ledger_api import MAX_NUMBER
 from rljob.coordinator.message_router import DECODERS, MessageRouter
 from rljob.coordinator.metrics import REFUSED, REGISTRY, RunCollector
 from rljob.coordinator.run import Run
+from rljob.coordinator.shard_route import shard_route
 from rljob.coordinator.status_report import status_of, without_reasons
 from rljob.protocol.run_status import encode_status
-from rljob.protocol.shards import SelectionError
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +26,13 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
     """Return the application. ``tokens``: role → token."""
     app = FastAPI(title="rljob coordinator", docs_url=None, redoc_url=None, openapi_url=None)
     router = MessageRouter(run)
-    shards = BatchShards(run.ledger)
     REGISTRY.register(RunCollector(run))
 
     def allowed(role: str, authorization: str) -> bool:
         expected = tokens.get(role)
         return expected is not None and hmac.compare_digest(authorization.encode(), f"Bearer {expected}".encode())
+
+    app.router.routes.append(shard_route(run, allowed))
 
     @app.websocket("/v1/connect/{role}")
     async def connect(socket: WebSocket, role: str) -> None:
@@ -44,25 +42,6 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
             return
         await socket.accept()
         await _serve(router, SocketConnection(role, socket), socket)
-
-    @app.post("/v1/batches/{step}/shard")
-    async def batch_shard(
-        request: Request,
-        step: Annotated[int, PathParameter(ge=0, le=MAX_NUMBER)],
-        incarnation: Annotated[int, Query(ge=0, le=MAX_NUMBER)],
-        authorization: Annotated[str, Header()] = "",
-    ) -> Response:
-        if not allowed("trainer", authorization):
-            raise HTTPException(401, "this request requires the trainer's token")
-        if incarnation != run.trainer.session.incarnation:
-            raise HTTPException(409, f"incarnation {incarnation} was superseded by {run.trainer.session.incarnation}")
-        try:
-            body = await asyncio.to_thread(shards.shard, step, await request.body())
-        except LookupError as error:
-            raise HTTPException(404, str(error)) from None
-        except SelectionError as error:
-            raise HTTPException(422, str(error)) from None
-        return Response(body, media_type="application/octet-stream")
 
     @app.get("/v1/status")
     async def status(authorization: Annotated[str, Header()] = "") -> Response:

@@ -9,12 +9,12 @@ import json
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rljob.api.job_status import EvaluationResult
 from rljob.ledger.evaluation_results import result_of
 from rljob.ledger.payload_record import PayloadRecord, decode_record, decode_text
-from rljob.ledger.sample_numbers import MEMBER_BITS, MEMBERS, evaluation_numbers, sample_id, sample_number
+from rljob.ledger.sample_numbers import MEMBER_BITS, MEMBERS, evaluation_numbers, sample_number
 from rljob.ledger.sample_progress import OPEN_COMPLETIONS, SampleProgress, progress_of_open_samples
 from rljob.ledger.segments import Location
 from rljob.ledger.states import OPEN, State, quoted
@@ -278,19 +278,29 @@ def payload_records(store: Store, numbers: list[int], first_attempt: int) -> lis
     return [decode_record(store.segments.read(Location(*row))) for row in rows]
 
 
-def locations_of_batch(store: Store, step: int) -> dict[str, list[Location]]:
-    """Return the locations of the payload records that count of each sample of a batch, in the order of the records."""
+class StoredSample(NamedTuple):
+    """Where the tokens of a sample of a batch are: the records that count, in order of time."""
+
+    turn_rewards: str  # JSON, one number for each turn; not decoded, as a rank needs few samples
+    records: list[Location]
+
+
+def stored_samples_of_batch(store: Store, step: int) -> list[StoredSample]:
+    """Return the samples of the batch of ``step`` in the order of the batch; empty before it is formed."""
     # CROSS JOIN makes SQLite read samples first, by index.
     rows = store.query(
-        "SELECT s.number, c.segment, c.position, c.length FROM samples s CROSS JOIN json_each(s.completions) j"
+        "SELECT s.number, s.turn_rewards, c.segment, c.position, c.length"
+        " FROM samples s CROSS JOIN json_each(s.completions) j"
         " CROSS JOIN completions c ON c.number = j.value AND c.attempt >= s.attempt WHERE s.step = ?"
         " ORDER BY s.number, c.number",
         step,
     )
-    found: dict[str, list[Location]] = {}
-    for number, *location in rows:
-        found.setdefault(sample_id(number), []).append(Location(*location))
-    return found
+    found: dict[int, StoredSample] = {}
+    for number, turn_rewards, segment, position, length in rows:
+        if number not in found:
+            found[number] = StoredSample(turn_rewards, [])
+        found[number].records.append(Location(segment, position, length))
+    return list(found.values())
 
 
 def first_needed_segment(query: Query, oldest_step: int) -> int | None:
@@ -314,8 +324,7 @@ def first_needed_segment(query: Query, oldest_step: int) -> int | None:
 # --- batches ---
 
 
-@dataclass(frozen=True)
-class BatchRow:
+class BatchRow(NamedTuple):
     """A sample of a batch."""
 
     sample: str
@@ -323,7 +332,6 @@ class BatchRow:
     task: str
     attempt: int  # the first attempt that counts
     reward: float
-    turn_rewards: str  # JSON, one number for each turn; not decoded, as a rank needs few of them
     prompt_tokens: int
     response_tokens: int
     total_tokens: int
@@ -334,7 +342,7 @@ class BatchRow:
 def batch(store: Store, step: int) -> list[BatchRow]:
     """Return the samples of the batch of ``step`` in the order of the batch; empty before it is formed."""
     rows = store.query(
-        'SELECT s.id AS sample, s.group_id AS "group", g.task, s.attempt, s.reward, s.turn_rewards,'
+        'SELECT s.id AS sample, s.group_id AS "group", g.task, s.attempt, s.reward,'
         " s.prompt_tokens, s.response_tokens, s.total_tokens, s.min_version, s.sequences"
         f" FROM samples s CROSS JOIN groups g ON g.number = s.number >> {MEMBER_BITS} WHERE s.step = ?"
         " ORDER BY s.number",
