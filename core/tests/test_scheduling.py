@@ -622,3 +622,36 @@ def test_a_group_whose_version_is_known_too_late_has_its_own_cause() -> None:
     assert complete(scheduler, another, 2, 1.0) == []
     ended = scheduler.form_batch().ended
     assert [(e.sample.group.id, e.end, e.cause) for e in ended] == [(late.id, "expired", "too_old")]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_first_waiting_request_of_each_kind_and_home_is_found(seed: int) -> None:
+    draw = random.Random(seed)
+    queue, prefixes = RequestQueue(), [SharedPrefix() for _ in range(4)]
+    engines = [EngineLoad(f"e{n}", 2, 64) for n in range(3)]
+    waiting: list[Request] = []
+    for number in range(300):
+        group, length = draw.randrange(4), draw.choice((32, 64))
+        previous = draw.choice([None, None, None, *engines])
+        key = (f"g{group}.{number}", 0, 0, "")
+        request = Request(
+            key, prefixes[group], (1, group, draw.randrange(8) * 1000 + number), 8, None, length, previous, 4
+        )
+        queue.put(request)
+        waiting.append(request)
+        if draw.random() < 0.4:
+            queue.cancel(draw.choice(waiting))
+        if draw.random() < 0.4:
+            _ = list(queue.assign(engines, lambda engine, kind: draw.random() < 0.6))
+            for engine in engines:
+                for held in [*engine.requests]:
+                    if draw.random() < 0.6:
+                        engine.remove(held)
+        waiting = [each for each in waiting if each.queued]
+        assert len(queue) == len(waiting)
+        first: dict[object, Request] = {}
+        for each in sorted(waiting, key=lambda request: request.order, reverse=True):
+            first[each.kind, each.home] = each
+        places = [(kind, home) for kind, heaps in queue._kinds.items() for home in heaps]
+        found = {(kind, home): queue._head(kind, home) for kind, home in places}
+        assert {place: request for place, request in found.items() if request is not None} == first

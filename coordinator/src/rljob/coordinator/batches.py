@@ -17,8 +17,8 @@ from rljob.protocol.shards import decode_selection
 from rljob.protocol.shared_messages import VersionSpan
 
 COMPRESSION = -1
-"""zstd's level: it only finds repetitions. Levels from 1 on take more time for each byte that they save than a network of
-10 Gbit/s: log-probabilities hardly shrink."""
+"""zstd's level: it only finds repetitions. Levels from 1 on take more time for each byte that they save than a network
+of 10 Gbit/s: log-probabilities hardly shrink."""
 
 _rewards_decoder = msgspec.json.Decoder(list[float])
 _encoder = msgspec.msgpack.Encoder()

@@ -18,6 +18,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 RequestKey = tuple[str, int, int, str]
@@ -36,11 +37,26 @@ OWN, NEXT, FOREIGN = range(3)
 
 @dataclass(eq=False)
 class SharedPrefix:
-    """The requests of one group. ``home``: the engine that got the last one; None: none was sent. ``queued``: those
-    that wait."""
+    """The requests of one group. ``home``: the engine that got the last one; None: none was sent. ``members``: those
+    that wait and are the first of their sample, by kind."""
 
     home: EngineLoad | None = None
-    queued: dict[RequestKey, Request] = field(default_factory=dict)
+    members: dict[RequestKind, dict[RequestKey, Request]] = field(default_factory=dict)
+
+    def add(self, request: Request) -> None:
+        """Add a request that waits."""
+        if request.previous is None:
+            self.members.setdefault(request.kind, {})[request.key] = request
+
+    def remove(self, request: Request) -> None:
+        """Remove a request that no longer waits."""
+        if request.previous is None:
+            del self.members[request.kind][request.key]
+
+    @property
+    def next(self) -> list[Request]:
+        """The member of each kind that is sent first."""
+        return [min(members.values(), key=_order) for members in self.members.values() if members]
 
 
 @dataclass(eq=False)
@@ -75,6 +91,7 @@ class Request:
         return self.previous or self.prefix.home
 
 
+_order = attrgetter("order")
 _Entry = tuple[tuple[int, int, int], int, Request]
 _Heaps = dict["EngineLoad | None", list[_Entry]]
 
@@ -165,16 +182,26 @@ class RequestQueue:
     def put(self, request: Request) -> None:
         """Add a request."""
         request.queued = True
-        request.prefix.queued[request.key] = request
         self._live += 1
+        request.prefix.add(request)
         self._push(request)
 
     def cancel(self, request: Request) -> None:
         """Remove a request from the queue if it is queued."""
         if request.queued:
-            request.queued = False
-            del request.prefix.queued[request.key]
-            self._live -= 1
+            self._take(request)
+            self._push_next(request.prefix)
+
+    def _take(self, request: Request) -> None:
+        request.queued = False
+        self._live -= 1
+        request.prefix.remove(request)
+
+    def _push_next(self, prefix: SharedPrefix) -> None:
+        """Have the next members of a group in the heaps of its home. Those after them are still in heaps of earlier
+        homes: while slots are free, the home of a group changes with nearly every member."""
+        for request in prefix.next:
+            self._push(request)
 
     def _push(self, request: Request) -> None:
         heap = self._kinds.setdefault(request.kind, {}).setdefault(request.home, [])
@@ -220,17 +247,14 @@ class RequestQueue:
 
     def _sent(self, request: Request, engine: EngineLoad) -> None:
         """Add a request to an engine, which becomes the home of its group."""
-        self.cancel(request)
         if request.home is not None:
             affinity = self.members if request.previous is None else self.turns
             affinity.sent += 1
             affinity.at_home += request.home is engine
+        self._take(request)
         engine.add(request)
-        if request.prefix.home is not engine:
-            request.prefix.home = engine
-            for other in request.prefix.queued.values():
-                if other.previous is None:
-                    self._push(other)
+        request.prefix.home = engine
+        self._push_next(request.prefix)
 
     def _next_for(self, engine: Load, able: _Eligibility[Load], scarce: bool, start_groups: bool) -> Request | None:
         """Return the request that an engine takes next; None if there is none."""
