@@ -168,12 +168,21 @@ class Leases:
             if trajectory is None:
                 heapq.heappop(waiting)
                 continue
-            runner = max(self.runners, default=None, key=lambda runner: self._runners[runner].free(kind))
-            if runner is None or self._runners[runner].free(kind) <= 0:
+            runner = self._freest(kind)
+            if runner is None:
                 return
             _, sample_id = heapq.heappop(waiting)
             del self._unleased[sample_id]
             self._lease(trajectory, runner)
+
+    def _freest(self, kind: Kind) -> Connection | None:
+        """Return the connected runner with the most free capacity for a kind; None if none has any."""
+        freest, most = None, 0
+        for runner, leases in self._runners.items():
+            free = leases.free(kind)
+            if free > most and runner.open:
+                freest, most = runner, free
+        return freest
 
     def _lease(self, trajectory: Trajectory, runner: Connection) -> None:
         self._before_lease(trajectory)

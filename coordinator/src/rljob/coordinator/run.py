@@ -342,8 +342,8 @@ class Run:
         self.end_samples(self.scheduler.trained(step))
         shares = self.scheduler.mixture.shares.items()
         self.ledger.record_mixture(self.version, {task: MixtureRecord(**asdict(share)) for task, share in shares})
-        for tokens in lengths_of_batch(self.ledger.query, step):
-            self.lengths.train(tokens)
+        for tokens, samples in lengths_of_batch(self.ledger.query, step):
+            self.lengths.train(tokens, samples)
         measured |= self._process_metrics() | self.lengths.metrics()
         self.ledger.record_step_metrics(step, measured)
         self.progress.add(step, measured)

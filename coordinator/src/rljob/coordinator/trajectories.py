@@ -167,9 +167,11 @@ class Trajectories:
 
     def _current_or_cancelled(self, message: FromLease, runner: Connection) -> Trajectory | None:
         """Return :meth:`current`; if ``runner`` does not hold the sample, have it drop it."""
-        trajectory, known = self.current(message, runner), self.by_sample.get(message.sample)
-        if trajectory is None and (known is None or known.runner is not runner):
-            runner.send(Cancel([message.sample]))  # else the message crossed a new lease to the runner
+        trajectory = self.current(message, runner)
+        if trajectory is None:
+            known = self.by_sample.get(message.sample)
+            if known is None or known.runner is not runner:  # else the message crossed a new lease to the runner
+                runner.send(Cancel([message.sample]))
         return trajectory
 
     # --- generation ---
@@ -344,7 +346,8 @@ class Trajectories:
         """Withdraw the requests of all branches, also those that no runner has repeated yet."""
         for branch in trajectory.branches.values():
             self._withdraw(trajectory, branch, reason)
-        self._abort_claims([key for key in self._claims if key[0] == trajectory.sample.id], reason)
+        if self._claims:
+            self._abort_claims([key for key in self._claims if key[0] == trajectory.sample.id], reason)
 
     def _withdraw(self, trajectory: Trajectory, branch: Branch, reason: Abort, abort: bool = True) -> None:
         """Remove the branch's request from the queue or from its engine, which aborts it unless it has ended it."""

@@ -150,9 +150,12 @@ class Trajectory:
 
     def bound_version(self) -> None:
         """Set the sample's lowest version: no token of it, recorded or being generated, is of a lower one."""
-        versions = [self.recorded_version, self.dispatched_before]
-        versions += [branch.dispatched for branch in self.branches.values()]
-        self.sample.min_version = min([version for version in versions if version is not None], default=None)
+        lowest = None
+        dispatched = [branch.dispatched for branch in self.branches.values()]
+        for version in (self.recorded_version, self.dispatched_before, *dispatched):
+            if version is not None and (lowest is None or version < lowest):
+                lowest = version
+        self.sample.min_version = lowest
 
     def branch_of(self, request: Request) -> Branch | None:
         """Return the branch whose open turn has a request; None if the request is no longer current."""

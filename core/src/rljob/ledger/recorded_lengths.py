@@ -6,9 +6,10 @@ from rljob.ledger.queries import Query
 from rljob.ledger.states import State
 
 
-def lengths_of_batch(query: Query, step: int) -> list[int]:
-    """Return the response tokens of the samples of the batch of ``step``."""
-    return [row[0] for row in query("SELECT response_tokens FROM samples WHERE step = ?", step)]
+def lengths_of_batch(query: Query, step: int) -> list[tuple[int, int]]:
+    """Return (response tokens, samples) of the batch of ``step``."""
+    rows = query("SELECT response_tokens, COUNT(*) FROM samples WHERE step = ? GROUP BY response_tokens", step)
+    return [(row[0], row[1]) for row in rows]
 
 
 def scored_lengths(query: Query) -> list[tuple[int, int, int]]:

@@ -8,6 +8,7 @@ counts).
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import statistics
 from collections import Counter
@@ -143,7 +144,9 @@ def _batch(query: Query, step: int) -> Metrics:
 
 
 def _mean_and_std(name: str, values: Sequence[float]) -> Metrics:
-    return {f"{name}/mean": statistics.fmean(values), f"{name}/std": statistics.pstdev(values)}
+    mean = statistics.fmean(values)
+    squares = math.fsum((value - mean) ** 2 for value in values) if min(values) < max(values) else 0.0
+    return {f"{name}/mean": mean, f"{name}/std": math.sqrt(squares / len(values))}  # pstdev computes with fractions
 
 
 def _fraction(flags: Iterator[bool]) -> float:

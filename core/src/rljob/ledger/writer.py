@@ -197,7 +197,7 @@ class LedgerWriter(Store):
         row = (reward, _json(turn_rewards), _json(metrics), *progress.row)
 
         def update(at: Location) -> tuple[str, tuple[object, ...]]:
-            return _transition(state, *_SCORE), (*row, None, at.segment, at.offset, at.length, number)
+            return _SCORED[state], (*row, None, at.segment, at.offset, at.length, number)
 
         self.record_text(encode_text(TextRecord(sample, text, branch)), update)
         if state is State.EVALUATED:
@@ -352,6 +352,7 @@ def _transition(state: State, *columns: str, where: str = "number = ?") -> str:
 
 _COMPLETION = f"INSERT INTO completions VALUES (?{',?' * 14})"
 _SCORE = ("reward", "turn_rewards", "metrics", *COLUMNS, "dispatched", "text_segment", "text_position", "text_length")
+_SCORED = {state: _transition(state, *_SCORE) for state in (State.SCORED, State.EVALUATED)}
 _GENERATED = f"UPDATE samples SET {', '.join(f'{column} = ?' for column in COLUMNS)} WHERE number = ?"
 _CLOSE = (
     "UPDATE groups AS g SET open = 0 WHERE number = ? AND NOT EXISTS (SELECT 1 FROM samples s"
