@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import gc
 import hashlib
+import logging
 import math
 import os
 import random
@@ -31,6 +33,7 @@ from world import job
 from rljob.coordinator.message_router import MessageRouter
 from rljob.coordinator.recovery import recover
 from rljob.coordinator.run import Run
+from rljob.coordinator.serve import COMMIT_SECONDS
 from rljob.ledger import writer
 from rljob.ledger.queries import completions
 from rljob.ledger.writer import LedgerWriter
@@ -46,7 +49,7 @@ from rljob.runner.pools.leased_questions import PoolRuntime
 from rljob.runner.pools.question import Question
 from rljob.simulation.memory_link import MemoryLink
 from rljob.simulation.simulated_engine import EngineModel, SimulatedEngine
-from rljob.simulation.simulated_run import SimulatedCluster, SimulatedRun
+from rljob.simulation.simulated_run import SimulatedCluster, SimulatedRun, few_collections
 from rljob.simulation.simulated_trainer import SimulatedTrainer
 from rljob.simulation.virtual_time import VirtualLoop, run_in_virtual_time
 
@@ -57,6 +60,8 @@ LIMIT_SECONDS = 3600.0
 """Virtual time in which every run must end: two minutes without faults, and at most eight faults of two minutes."""
 NOTICED_SECONDS = 40.0
 """Time after which the coordinator notices a half-open connection."""
+CHECK_SECONDS = 5.0
+"""Time between two checks of sums that would stay wrong."""
 REGISTRATIONS = (RegisterEngine, RegisterRunner, RegisterTrainer)
 
 KINDS = ("cut", "half-open", "kill engine", "kill runner", "kill trainer", "kill coordinator", "full disk", "suspend")
@@ -197,10 +202,12 @@ class FaultyRun(SimulatedRun):
 
     def _disturb(self, frame: list[Any]) -> tuple[float, list[Any]]:
         """Delay a frame, double messages, and exchange messages about different samples."""
-        rng, arriving = self.rng, []
-        for message in frame:
-            again = rng.random() < self.schedule.doubled and not isinstance(message, REGISTRATIONS)
-            arriving += [message, message] if again else [message]
+        rng, arriving = self.rng, frame
+        if self.schedule.doubled:
+            arriving = []
+            for message in frame:
+                again = rng.random() < self.schedule.doubled and not isinstance(message, REGISTRATIONS)
+                arriving += [message, message] if again else [message]
         for i in range(len(arriving) - 1):
             one, two = (getattr(each, "sample", None) for each in arriving[i : i + 2])
             if one and two and one != two and rng.random() < 0.5:
@@ -227,7 +234,7 @@ class FaultyRun(SimulatedRun):
         self.running = Run(self.spec.spec, self.ledger, asyncio.get_running_loop().time)
         self.server.router = MessageRouter(self.running)
         recover(self.running)
-        self.committing = asyncio.create_task(self.ledger.run())
+        self.committing = asyncio.create_task(self.ledger.run(COMMIT_SECONDS))
         self.running.changed()
 
     def kill_coordinator(self) -> None:
@@ -318,12 +325,14 @@ class FaultyRun(SimulatedRun):
         for number in range(RUNNERS):
             self.start_runner(number)
         faults = [asyncio.create_task(self.inject(fault)) for fault in self.schedule.faults]
-        loop = asyncio.get_running_loop()
+        loop, check_at = asyncio.get_running_loop(), 0.0
         while not (self.running.over and self.running.ended.is_set() and self.server.router is not None):
             assert loop.time() < LIMIT_SECONDS, f"the run starves at version {self.running.version}"
             await asyncio.sleep(0.5)
             self.supervise()
-            check_engine_seconds(self.running)
+            if loop.time() >= check_at:
+                check_engine_seconds(self.running)
+                check_at = loop.time() + CHECK_SECONDS
         for task in faults:
             task.cancel()
         assert self.running.failure is None, self.running.failure
@@ -434,6 +443,20 @@ def wall_clock_jumps() -> Any:
     patch.setattr(writer, "now", lambda: rng.choice([0.0, 1e9, 4e9]))
     yield
     patch.undo()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_besides_the_runs() -> Any:
+    """Nothing else takes the time of thousands of runs: collections of the objects of all test modules, and warnings
+    that pytest would format and keep."""
+    logger = logging.getLogger("rljob.coordinator")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    gc.freeze()
+    with few_collections():
+        yield
+    gc.unfreeze()
+    logger.setLevel(level)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -250,9 +251,16 @@ def simulate(
     observer: Observer | None = None,
 ) -> Outcome:
     """Simulate a run in virtual time; arguments as for :class:`SimulatedRun`."""
+    with few_collections():
+        return run_in_virtual_time(SimulatedRun(job, cluster, prepare, recorder, observer).run())
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Collect garbage at the thresholds of the coordinator's service."""
     thresholds = gc.get_threshold()
     gc.set_threshold(*COLLECTIONS)
     try:
-        return run_in_virtual_time(SimulatedRun(job, cluster, prepare, recorder, observer).run())
+        yield
     finally:
         gc.set_threshold(*thresholds)
