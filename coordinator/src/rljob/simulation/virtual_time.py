@@ -126,41 +126,36 @@ class VirtualLoop(base_events.BaseEventLoop):
             StandstillError: there is no timer.
         """
         ready, timers = self._ready, self._timers
+        next_ready, next_timer = ready.popleft, heapq.heappop
         while True:
-            while timers and (timers[0][2]._cancelled or timers[0][0] < self._now + TIME_RESOLUTION):
-                timer = heapq.heappop(timers)[2]
+            due = self._now + TIME_RESOLUTION
+            while timers and (timers[0][0] < due or timers[0][2]._cancelled):
+                timer = next_timer(timers)[2]
                 timer._scheduled = False
                 if timer._cancelled:
                     self._timers_cancelled -= 1
                 else:
                     ready.append(timer)
-            if ready:
-                self._run_ready(len(ready))
-            elif timers and not self._stopping:
+            if not ready and not self._stopping:
+                if not timers:
+                    raise StandstillError("nothing is left to happen, and the program waits")
                 self._now = timers[0][0]
-                continue
-            elif not self._stopping:
-                raise StandstillError("nothing is left to happen, and the program waits")
+            for _ in range(len(ready)):
+                handle = next_ready()
+                if handle._cancelled:
+                    continue
+                try:
+                    if handle._context is None:
+                        handle._callback(*handle._args)
+                    else:
+                        handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:  # noqa: BLE001 (as in asyncio: it is logged, and the loop continues)
+                    what = f"{handle._callback} raised"
+                    self.call_exception_handler({"message": what, "exception": error, "handle": handle})
             if self._stopping:
                 return
-
-    def _run_ready(self, count: int) -> None:
-        """Run the first ``count`` callbacks that are ready."""
-        ready = self._ready
-        for _ in range(count):
-            handle = ready.popleft()
-            if handle._cancelled:
-                continue
-            try:
-                if handle._context is None:
-                    handle._callback(*handle._args)
-                else:
-                    handle._context.run(handle._callback, *handle._args)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:  # noqa: BLE001 (as in asyncio: it is logged, and the loop continues)
-                what = f"{handle._callback} raised"
-                self.call_exception_handler({"message": what, "exception": error, "handle": handle})
 
     def _write_to_self(self) -> None:
         """Do nothing: the loop never sleeps."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import TypeAlias
 
 TurnKey: TypeAlias = tuple[int, str]
@@ -20,6 +21,8 @@ TurnKey: TypeAlias = tuple[int, str]
 ROOT = ""
 MAX_NAME = 1000
 """Characters of the name of a branch."""
+MOST_CACHED = 1024
+"""Names whose parts are kept: the samples of a task give their branches the same names."""
 _NAME = re.compile(r"(?:0|[1-9]\d*)\.[1-9]\d*(?:/(?:0|[1-9]\d*)\.[1-9]\d*)*", re.ASCII)
 
 
@@ -28,6 +31,7 @@ def child(branch: str, turn: int, number: int) -> str:
     return f"{branch}/{turn}.{number}" if branch else f"{turn}.{number}"
 
 
+@lru_cache(maxsize=MOST_CACHED)
 def parts(branch: str) -> tuple[tuple[int, int], ...]:
     """Return (first turn, number) of a branch and of those that it comes from, oldest first: the order of branches."""
     if not branch:
@@ -40,6 +44,7 @@ def order(key: TurnKey) -> tuple[tuple[tuple[int, int], ...], int]:
     return parts(key[1]), key[0]
 
 
+@lru_cache(maxsize=MOST_CACHED)
 def first_turn(branch: str) -> int:
     """Return the number of the first turn of a branch."""
     return int(branch.rpartition("/")[2].partition(".")[0]) if branch else 0

@@ -100,13 +100,14 @@ class LeasedQuestions:
             raise TrajectoryError(
                 f"the loop asks pool {question.pool} with timeout_seconds {seconds}; it must be above 0"
             )
-        numbers = self._numbers.setdefault((branch, question.digest), set())
+        digest = question.digest
+        numbers = self._numbers.setdefault((branch, digest), set())
         number = next(number for number in itertools.count() if number not in numbers)
         numbers.add(number)
-        recorded = self._recorded.get((branch, question.digest, number))
+        recorded = self._recorded.get((branch, digest, number))
         if recorded is not None:
             return recorded
-        asking = asyncio.create_task(self._ask((branch, question.digest, number), turn, question, seconds))
+        asking = asyncio.create_task(self._ask((branch, digest, number), turn, question, seconds))
         self._open.add(asking)
         asking.add_done_callback(self._open.discard)
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import blake3
@@ -52,7 +51,7 @@ class Question:
         """Path of the request."""
         return "v1/completions" if isinstance(self.content, str) else "v1/chat/completions"
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """Of everything but the seed: 32 hex digits."""
         return blake3.blake3(msgspec.json.encode(self._fields, order="deterministic")).hexdigest(DIGEST_BYTES)
