@@ -1,7 +1,7 @@
 """Speed of the scheduler against simpler policies, in virtual time.
 
     python -m benchmarks.scheduling --json [--only queue,rlvr_long] [--scale 0.2] [--processes 2] [--keep]
-        [--timeout SECONDS]
+        [--directory runs/scheduling] [--timeout SECONDS]
 
 Every scenario of benchmarks/scenarios/ is run by the production coordinator and runner (:mod:`rljob.simulation`), with
 engines, rewards, environments and trainer that take the times of the scenario. Baselines are other policies in the
@@ -11,6 +11,9 @@ Each ratio has its 95 % confidence interval; targets are compared with the ratio
 replications and steps; a smaller scale has wider intervals. Except for ``simulated_events_per_second``, the figures do
 not depend on the machine. The benchmark fails at the time-out (--timeout); with ``--keep`` the file then has the
 scenarios that were complete, which the figure ``scenarios`` lists with their simulated events per second.
+
+All simulations are started at the beginning and divided among the processes; each that ends is a line on stderr. Its
+results are kept in --directory, so that an interrupted benchmark continues there, unless the code has changed.
 """
 
 from __future__ import annotations
@@ -21,14 +24,14 @@ import math
 import multiprocessing
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
 from benchmarks import time_limit
 from benchmarks.report import names_of, report, save, target
+from benchmarks.scheduling_cells import Simulations, Started, digest_of_code
 from benchmarks.scheduling_runs import (
     Figures,
     Policy,
@@ -43,6 +46,9 @@ from benchmarks.scheduling_runs import (
 from benchmarks.scheduling_statistics import ratio, same_distribution
 
 TIMEOUT_SECONDS = 6 * 3600.0
+DIRECTORY = Path("runs/scheduling")
+CELLS_OF_A_PROCESS = 40
+"""A process is replaced after so many: it grows."""
 SCENARIOS = Path(__file__).with_name("scenarios")
 SPLITS = (12, 13, 14, 15)
 """Engine nodes of rlvr_long that are tried for the best split."""
@@ -54,9 +60,9 @@ AT_HOME = 0.9
 
 @dataclass
 class Measurement:
-    """The results of a scenario, and what runs it: ``pool``, and ``scale`` of replications and steps."""
+    """The results of all scenarios, and what simulates them; ``scale``: of replications and steps."""
 
-    pool: Pool
+    simulations: Simulations
     scale: float
     figures: dict[str, Any] = field(default_factory=dict)
     targets: dict[str, Any] = field(default_factory=dict)
@@ -67,10 +73,9 @@ class Measurement:
         """Return a scaled number of replications or steps."""
         return max(least, round(full * self.scale))
 
-    def runs(self, function: Callable[..., Figures], seeds: int, *arguments: Any) -> list[Figures]:
-        """Simulate ``seeds`` replications of function(scenario, seed, …)."""
-        scenario, *others = arguments
-        runs = self.pool.starmap(function, [(scenario, seed, *others) for seed in range(1, seeds + 1)], chunksize=1)
+    def runs(self, started: Started) -> list[Figures]:
+        """Wait for simulations, and return the figures of each replication."""
+        runs = started.get()
         self.events += sum(run.events for run in runs)
         self.cpu += sum(run.cpu for run in runs)
         return runs
@@ -82,12 +87,15 @@ class Measurement:
         self.targets[name] = target(found["value"], ">=", bound)
 
 
-def measure_long_answers(scenario: Scenario, all_: Measurement) -> None:
+Steps = Iterator[None]
+"""The measurement of a scenario starts simulations before each item, and waits for them after it."""
+
+
+def measure_long_answers(scenario: Scenario, all_: Measurement) -> Steps:
     """rlvr_long: α = 1, 2, 4 against a synchronous run, each with its best split of the nodes: the shortest step, at
     α = 4 of the splits whose samples are as young as the scenario demands of the same run."""
     steps, seeds, targets = all_.count(scenario["steps"], 40), scenario["seeds"], scenario["targets"]
-    baseline = all_.runs(long_answers, seeds, scenario, Policy(baseline=True), steps, 0)
-    all_.figures["rlvr_synchronous_step_seconds"] = statistics.fmean(mean_of(baseline, "step"))
+    start = all_.simulations.start
     cases = [
         ("rlvr_async_speedup_alpha_1", Policy(alpha=1)),
         ("rlvr_async_speedup_alpha_2", Policy(alpha=2)),
@@ -95,33 +103,45 @@ def measure_long_answers(scenario: Scenario, all_: Measurement) -> None:
         ("rlvr_async_speedup_alpha_1_two_redundant", Policy(alpha=1, groups=2)),
         ("rlvr_async_speedup_alpha_2_two_redundant", Policy(alpha=2, groups=2)),
     ]
-    for name, policy in cases:
-        limit = targets["rlvr_async_mean_age"] if policy.alpha == 4 else math.inf
-        nodes = _best_split(scenario, all_, policy, limit)
-        runs = all_.runs(long_answers, seeds, scenario, policy, steps, nodes)
+    splits = [[start(long_answers, 1, scenario, policy, SPLIT_STEPS, nodes) for nodes in SPLITS] for _, policy in cases]
+    synchronous = start(long_answers, seeds, scenario, Policy(baseline=True), steps, 0)
+    yield
+    started = []
+    for (_, policy), tried in zip(cases, splits, strict=True):
+        nodes = _best_split(tried, targets["rlvr_async_mean_age"] if policy.alpha == 4 else math.inf)
+        started.append((nodes, start(long_answers, seeds, scenario, policy, steps, nodes)))
+    yield
+    baseline = all_.runs(synchronous)
+    all_.figures["rlvr_synchronous_step_seconds"] = statistics.fmean(mean_of(baseline, "step"))
+    for (name, policy), (nodes, simulated) in zip(cases, started, strict=True):
+        runs = all_.runs(simulated)
         all_.speedup(name, baseline, runs, targets[name], "step")
-        lengths, submitted = ([x for run in runs for x in getattr(run, each)] for each in ("lengths", "submitted"))
-        length, p = statistics.fmean(lengths) / statistics.fmean(submitted), same_distribution(lengths, submitted)
-        ages = [age for run in runs for age in run.ages]
-        all_.figures[name] |= {
-            "engine_nodes": nodes, "mean_age": statistics.fmean(ages), "oldest": max(ages), "mean_length": length,
-            "lengths_p": p, "members_at_home": min(mean_of(runs, "members_at_home")),
-        }  # fmt: skip
-        all_.targets[f"{name}_members_at_home"] = target(all_.figures[name]["members_at_home"], ">=", AT_HOME)
-        all_.targets[f"{name}_oldest"] = target(max(ages), "<=", policy.alpha)
-        if policy.groups:
-            all_.targets[f"{name}_mean_length"] = target(length, ">=", MEAN_LENGTH)
-        else:
-            all_.targets[f"{name}_lengths_p"] = target(p, ">=", KOLMOGOROV_P)
+        _add_samples(name, policy, nodes, runs, all_)
     age = all_.figures["rlvr_async_speedup"]["mean_age"]
     all_.targets["rlvr_async_mean_age"] = target(age, "<=", targets["rlvr_async_mean_age"])
 
 
-def _best_split(scenario: Scenario, all_: Measurement, policy: Policy, mean_age: float) -> int:
+def _add_samples(name: str, policy: Policy, nodes: int, runs: list[Figures], all_: Measurement) -> None:
+    """Add the figures of the samples of a case of rlvr_long, and their targets."""
+    lengths, submitted = ([x for run in runs for x in getattr(run, each)] for each in ("lengths", "submitted"))
+    length, p = statistics.fmean(lengths) / statistics.fmean(submitted), same_distribution(lengths, submitted)
+    ages = [age for run in runs for age in run.ages]
+    all_.figures[name] |= {
+        "engine_nodes": nodes, "mean_age": statistics.fmean(ages), "oldest": max(ages), "mean_length": length,
+        "lengths_p": p, "members_at_home": min(mean_of(runs, "members_at_home")),
+    }  # fmt: skip
+    all_.targets[f"{name}_members_at_home"] = target(all_.figures[name]["members_at_home"], ">=", AT_HOME)
+    all_.targets[f"{name}_oldest"] = target(max(ages), "<=", policy.alpha)
+    if policy.groups:
+        all_.targets[f"{name}_mean_length"] = target(length, ">=", MEAN_LENGTH)
+    else:
+        all_.targets[f"{name}_lengths_p"] = target(p, ">=", KOLMOGOROV_P)
+
+
+def _best_split(tried: list[Started], mean_age: float) -> int:
     """Return the number of engine nodes with the shortest step, of those with a mean staleness of at most ``mean_age``
     in the second half of a short run; of all, if there are none."""
-    cases = [(scenario, 1, policy, SPLIT_STEPS, nodes) for nodes in SPLITS]
-    runs = all_.pool.starmap(long_answers, cases, chunksize=1)
+    runs = [run for started in tried for run in started.get()]
     return best_split(
         mean_of(runs, "step"), [statistics.fmean(run.ages[len(run.ages) // 2 :]) for run in runs], mean_age
     )
@@ -140,14 +160,19 @@ def best_split(steps: Sequence[float], ages: Sequence[float], mean_age: float) -
     return SPLITS[min(young, key=lambda i: steps[i])]
 
 
-def measure_constant_rate(scenario: Scenario, all_: Measurement) -> None:
+def measure_constant_rate(scenario: Scenario, all_: Measurement) -> Steps:
     """constant_rate: the two bounds of ROLL Flash, and the distance from the work of the busiest side."""
     steps, seeds = all_.count(scenario["steps"], 30), scenario["seeds"]
     slots, samples = scenario["slots"], scenario["groups"] * scenario["members"]
     train, longest = scenario["train_seconds_per_sample"], scenario["sample_seconds"]["cap"]
+    started = {
+        alpha: all_.simulations.start(constant_rate, seeds, scenario, Policy(alpha=alpha), steps)
+        for alpha in scenario["alphas"]
+    }
+    yield
     gaps = []
-    for alpha in scenario["alphas"]:
-        runs = all_.runs(constant_rate, seeds, scenario, Policy(alpha=alpha), steps)
+    for alpha, simulated in started.items():
+        runs = all_.runs(simulated)
         mean = statistics.fmean(length for run in runs for length in run.submitted)
         step, wait = statistics.fmean(mean_of(runs, "step")), longest / (alpha + 1)
         completion = (step - (train * samples if alpha == 0 else 0)) / samples  # at α = 0 nothing completes in training
@@ -161,49 +186,67 @@ def measure_constant_rate(scenario: Scenario, all_: Measurement) -> None:
     all_.targets["worst_gap_to_bound"] = target(max(gaps), "<=", 0.05)
 
 
-def measure_queue(scenario: Scenario, all_: Measurement) -> None:
+def measure_queue(scenario: Scenario, all_: Measurement) -> Steps:
     """queue: one batch with a filter, against whole batches."""
     seeds, targets = all_.count(scenario["replications"], 20), scenario["targets"]
-    baseline = all_.runs(one_batch, seeds, scenario, Policy(baseline=True))
-    for name, groups in (
-        ("queue_speedup", scenario["redundant_groups_queue"]),
-        ("queue_redundant_speedup", scenario["redundant_groups"]),
-    ):
-        runs = all_.runs(one_batch, seeds, scenario, Policy(groups=groups))
-        all_.speedup(name, baseline, runs, targets[name], "seconds")
+    start = all_.simulations.start
+    whole = start(one_batch, seeds, scenario, Policy(baseline=True))
+    started = {
+        name: start(one_batch, seeds, scenario, Policy(groups=groups))
+        for name, groups in (
+            ("queue_speedup", scenario["redundant_groups_queue"]),
+            ("queue_redundant_speedup", scenario["redundant_groups"]),
+        )
+    }
+    yield
+    baseline = all_.runs(whole)
+    for name, simulated in started.items():
+        all_.speedup(name, baseline, all_.runs(simulated), targets[name], "seconds")
 
 
-def measure_replication(scenario: Scenario, all_: Measurement) -> None:
+def measure_replication(scenario: Scenario, all_: Measurement) -> Steps:
     """replication: samples of a group on many engines, against each group on one engine."""
     seeds = all_.count(scenario["replications"], 20)
-    baseline = all_.runs(one_answer_each, seeds, scenario, Policy(baseline=True))
-    runs = all_.runs(one_answer_each, seeds, scenario, Policy())
+    start = all_.simulations.start
+    compared = start(one_answer_each, seeds, scenario, Policy(baseline=True))
+    simulated = start(one_answer_each, seeds, scenario, Policy())
+    yield
+    baseline, runs = all_.runs(compared), all_.runs(simulated)
     all_.speedup("replication_speedup", baseline, runs, scenario["targets"]["replication_speedup"], "seconds")
 
 
-def measure_env_async(scenario: Scenario, all_: Measurement) -> None:
+def measure_env_async(scenario: Scenario, all_: Measurement) -> Steps:
     """env_async: trajectories on their own, against a barrier after every turn."""
     seeds = all_.count(scenario["replications"], 5)
     shape = scenario | {"groups": scenario["trajectories"] // 8, "members": 8}
-    baseline = all_.runs(trajectories, seeds, shape, Policy(), 1, True)
-    runs = all_.runs(trajectories, seeds, shape, Policy(), 1, False)
+    start = all_.simulations.start
+    compared = start(trajectories, seeds, shape, Policy(), 1, True)
+    simulated = start(trajectories, seeds, shape, Policy(), 1, False)
+    yield
+    baseline, runs = all_.runs(compared), all_.runs(simulated)
     all_.speedup("env_async_speedup", baseline, runs, scenario["targets"]["env_async_speedup"], "seconds")
 
 
-def measure_redundant_env(scenario: Scenario, all_: Measurement) -> None:
+def measure_redundant_env(scenario: Scenario, all_: Measurement) -> Steps:
     """redundant_env: one batch with redundant groups and members, against none."""
     seeds, shape = all_.count(scenario["replications"], 20), scenario | scenario["needed"]
-    baseline = all_.runs(trajectories, seeds, shape, Policy(), 1, False)
-    runs = all_.runs(trajectories, seeds, shape, _offered(scenario["needed"], scenario["offered"], 0), 1, False)
+    start = all_.simulations.start
+    compared = start(trajectories, seeds, shape, Policy(), 1, False)
+    simulated = start(trajectories, seeds, shape, _offered(scenario["needed"], scenario["offered"], 0), 1, False)
+    yield
+    baseline, runs = all_.runs(compared), all_.runs(simulated)
     all_.speedup("redundant_env_speedup", baseline, runs, scenario["targets"]["redundant_env_speedup"], "seconds")
 
 
-def measure_agentic(scenario: Scenario, all_: Measurement) -> None:
+def measure_agentic(scenario: Scenario, all_: Measurement) -> Steps:
     """agentic: a whole run, against a synchronous one with a barrier after every turn."""
     steps, seeds = all_.count(scenario["steps"], 12), scenario["seeds"]
-    baseline = all_.runs(trajectories, seeds, scenario, Policy(), max(6, steps // 4), True)
+    start = all_.simulations.start
+    compared = start(trajectories, seeds, scenario, Policy(), max(6, steps // 4), True)
     policy = _offered(scenario, scenario["offered"], scenario["alpha"])
-    runs = all_.runs(trajectories, seeds, scenario, policy, steps, False)
+    simulated = start(trajectories, seeds, scenario, policy, steps, False)
+    yield
+    baseline, runs = all_.runs(compared), all_.runs(simulated)
     all_.speedup("agentic_speedup", baseline, runs, scenario["targets"]["agentic_speedup"], "step")
     all_.figures["agentic_speedup"]["mean_age"] = statistics.fmean(age for run in runs for age in run.ages)
 
@@ -212,13 +255,13 @@ def _offered(needed: dict[str, int], offered: dict[str, int], alpha: int) -> Pol
     return Policy(alpha, offered["groups"] - needed["groups"], offered["members"] - needed["members"])
 
 
-MEASUREMENTS = {
+MEASUREMENTS: dict[str, Callable[[Scenario, Measurement], Steps]] = {
+    "rlvr_long": measure_long_answers,  # its simulations depend on others, which are first
     "queue": measure_queue,
     "replication": measure_replication,
     "redundant_env": measure_redundant_env,
     "env_async": measure_env_async,
     "constant_rate": measure_constant_rate,
-    "rlvr_long": measure_long_answers,
     "agentic": measure_agentic,
 }
 
@@ -231,6 +274,9 @@ def main() -> None:
     parser.add_argument("--only", type=names_of(MEASUREMENTS), default=[*MEASUREMENTS], help=some)
     parser.add_argument("--scale", type=float, default=1.0, help="of replications and steps, more than 0, at most 1")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="processes that simulate")
+    parser.add_argument(
+        "--directory", type=Path, default=DIRECTORY, help=f"of finished simulations (default {DIRECTORY})"
+    )
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/scheduling.json")
     time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
@@ -239,24 +285,30 @@ def main() -> None:
     if options.processes < 1:
         parser.error(f"--processes is {options.processes}; give at least 1")
     time_limit.limit("benchmarks.scheduling", options.timeout)
-    with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=200) as pool:
-        found = Measurement(pool, options.scale)
-        for name in options.only:
-            measure(name, found)
-            if options.keep:
-                save("scheduling", found.figures, found.targets)
+    with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=CELLS_OF_A_PROCESS) as pool:
+        found = Measurement(Simulations(pool, options.directory, digest_of_code()), options.scale)
+        measure([name for name in MEASUREMENTS if name in options.only], found, options.keep)
     report("scheduling", found.figures, found.targets, options.keep)
 
 
-def measure(name: str, found: Measurement) -> None:
-    """Measure a scenario, and the simulated events per second until now."""
-    events, cpu = found.events, found.cpu
-    MEASUREMENTS[name](json.loads((SCENARIOS / f"{name}.json").read_text()), found)
-    rates = found.figures.setdefault("scenarios", {})
-    rates[name] = (found.events - events) / (found.cpu - cpu)
-    rate = found.events / found.cpu
-    found.figures |= {"scale": found.scale, "simulated_events_per_second": rate}
-    found.targets["simulated_events_per_second"] = target(rate, ">=", 50_000)
+def measure(names: Sequence[str], found: Measurement, keep: bool) -> None:
+    """Measure scenarios, and their simulated events per second. ``keep``: write the result after each of them."""
+    scenarios = {name: json.loads((SCENARIOS / f"{name}.json").read_text()) for name in names}
+    steps = {name: MEASUREMENTS[name](scenario, found) for name, scenario in scenarios.items()}
+    while steps:
+        for name in [*steps]:
+            events, cpu = found.events, found.cpu
+            try:
+                next(steps[name])
+            except StopIteration:
+                del steps[name]
+                rates = found.figures.setdefault("scenarios", {})
+                rates[name] = (found.events - events) / (found.cpu - cpu)
+                rate = found.events / found.cpu
+                found.figures |= {"scale": found.scale, "simulated_events_per_second": rate}
+                found.targets["simulated_events_per_second"] = target(rate, ">=", 50_000)
+                if keep:
+                    save("scheduling", found.figures, found.targets)
 
 
 if __name__ == "__main__":

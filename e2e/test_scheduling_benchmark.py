@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from multiprocessing.pool import ThreadPool
 
 import pytest
 
-from benchmarks.scheduling import SCENARIOS, SPLITS, best_split
-from benchmarks.scheduling_runs import Policy, environment, one_batch, trajectories
+from benchmarks.scheduling import SCENARIOS, SPLITS, Measurement, best_split, measure
+from benchmarks.scheduling_cells import CELLS, Simulations
+from benchmarks.scheduling_runs import Figures, Policy, environment, one_batch, trajectories
 from benchmarks.scheduling_statistics import draw, ratio, same_distribution, student_quantile, uniform
 
 
@@ -50,6 +52,68 @@ def test_the_best_split_has_the_shortest_step_of_those_with_young_samples():
     assert best_split(steps, ages, math.inf) == SPLITS[2]
     assert best_split(steps, ages, 2.3) == SPLITS[1]
     assert best_split(steps, ages, 1.0) == SPLITS[2], "no split is young enough: the target is then missed"
+
+
+@pytest.fixture
+def simulations(tmp_path):
+    """Return a function that returns simulations with the same directory, in threads."""
+    with ThreadPool(2) as pool:
+        yield lambda code="code": Simulations(pool, tmp_path, code)
+
+
+def test_an_interrupted_benchmark_continues_with_the_missing_cells(simulations, tmp_path):
+    computed = []
+
+    def simulated(scenario: dict, seed: int, policy: Policy, steps: int) -> Figures:
+        computed.append(seed)
+        return Figures(seconds=seed / 3, ages=[policy.alpha] * steps, events=10)
+
+    seeds, others = 3 * CELLS, (Policy(alpha=2), 4)
+    found = simulations().start(simulated, seeds, {}, *others).get()
+    assert found == [simulated({}, seed, *others) for seed in range(1, seeds + 1)], "in the order of seeds"
+
+    computed.clear()
+    assert simulations().start(simulated, seeds, {}, *others).get() == found
+    assert computed == []
+    (removed,) = [path for path in tmp_path.iterdir() if '"seeds": [4, 5, 6]' in path.read_text()]
+    removed.unlink()
+    assert simulations().start(simulated, seeds, {}, *others).get() == found
+    assert computed == [4, 5, 6]
+
+
+def test_a_cell_of_another_policy_scenario_number_of_steps_or_code_is_simulated(simulations):
+    computed = []
+
+    def simulated(scenario: dict, seed: int, policy: Policy, steps: int) -> Figures:
+        computed.append((scenario, policy, steps))
+        return Figures(seconds=1.0)
+
+    first = ({}, Policy(), 4)
+    for arguments in (first, ({"slots": 2}, Policy(), 4), ({}, Policy(groups=1), 4), ({}, Policy(), 5)):
+        simulations().start(simulated, 1, *arguments).get()
+    assert len(computed) == 4
+    simulations().start(simulated, 1, *first).get()
+    assert len(computed) == 4
+    simulations(code="other").start(simulated, 1, *first).get()
+    assert len(computed) == 5
+
+
+def test_scenarios_have_their_own_rates_and_all_events_together(simulations, monkeypatch):
+    def simulated(cpu: float):
+        def run(scenario: dict, seed: int, *others) -> Figures:
+            return Figures(seconds=1.0 + seed, events=100, cpu=cpu)
+
+        run.__name__ = f"run_{cpu}"
+        return run
+
+    monkeypatch.setattr("benchmarks.scheduling.one_batch", simulated(1.0))
+    monkeypatch.setattr("benchmarks.scheduling.one_answer_each", simulated(4.0))
+    found = Measurement(simulations(), 0.1)
+    measure(["queue", "replication"], found, keep=False)
+    assert found.figures["scenarios"] == {"queue": 100.0, "replication": 25.0}
+    assert found.figures["simulated_events_per_second"] == pytest.approx(100 * (60 + 40) / (60 + 160))
+    assert found.figures["queue_speedup"]["value"] == 1.0
+    assert not found.targets["queue_speedup"]["holds"]
 
 
 def test_whole_batches_take_the_time_of_the_longest_samples():
