@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import heapq
 import math
 import random
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 
 from rljob.scheduling.dispatch import EngineLoad, Request, RequestQueue, SharedPrefix
 from rljob.scheduling.filters import GroupFilter
-from rljob.scheduling.groups import Ended, Group
+from rljob.scheduling.groups import Ended, Group, Sample
 from rljob.scheduling.mixture import Mixture
 from rljob.scheduling.scheduler import MAX_RESTARTS, Scheduler, Settings
 
@@ -34,7 +37,7 @@ def make(steps=6, n=3, g=2, alpha=1, groups=0, members=0, regenerate=False, acce
 class Outcome:
     batches: list[list[str]]
     ended: list[Ended]
-    admitted: list[Group]
+    admitted: list[str]  # samples
     ages: list[int]
     waited: int = 0
 
@@ -55,7 +58,7 @@ def simulate(scheduler: Scheduler, seed: int, slots: int, training: float = 1.0,
     while scheduler.version < scheduler.settings.steps:
         for _ in range(scheduler.admissible()):
             group = scheduler.admit()
-            outcome.admitted.append(group)
+            outcome.admitted += [sample.id for sample in group.samples]
             waiting += group.samples
         waiting = [s for s in waiting if s.open]
         while waiting and running < slots and scheduler.may_generate:
@@ -67,7 +70,7 @@ def simulate(scheduler: Scheduler, seed: int, slots: int, training: float = 1.0,
             step, batch = scheduler.version, scheduler.form_batch()
             for late in batch.replaced:
                 group = scheduler.restart(late)
-                outcome.admitted.append(group)
+                outcome.admitted += [sample.id for sample in group.samples]
                 waiting += group.samples
             outcome.ended += batch.ended
             if batch.groups:
@@ -115,7 +118,7 @@ def test_every_sample_ends_once_and_no_batch_is_older_than_the_bound(run: dict, 
     scheduler = make(6, run["n"], run["g"], run["alpha"], run["groups"], run["members"], regenerate, accept)
     outcome = simulate(scheduler, run["seed"], run["slots"], failures=run["failures"])
     ends = Counter(entry.sample.id for entry in outcome.ended)
-    assert set(ends) == {s.id for group in outcome.admitted for s in group.samples}
+    assert set(ends) == set(outcome.admitted)
     assert set(ends.values()) == {1}
     trained = [name for batch in outcome.batches for name in batch]
     assert len(trained) == len(set(trained)) == 6 * run["n"] * run["g"]
@@ -655,3 +658,21 @@ def test_the_first_waiting_request_of_each_kind_and_home_is_found(seed: int) -> 
         places = [(kind, home) for kind, heaps in queue._kinds.items() for home in heaps]
         found = {(kind, home): queue._head(kind, home) for kind, home in places}
         assert {place: request for place, request in found.items() if request is not None} == first
+
+
+def test_groups_that_ended_are_freed_without_the_garbage_collector() -> None:
+    scheduler = make(steps=6, groups=1, members=1, accept="nonconstant")
+    kept = WeakSet[Sample]()
+
+    def score(sample: Sample, reward: float, score: Any = scheduler.score) -> list[Ended]:
+        kept.add(sample)
+        return score(sample, reward)
+
+    scheduler.score = score  # type: ignore[method-assign]
+    gc.disable()
+    try:
+        ends = Counter(entry.end for entry in simulate(scheduler, 1, 8, failures=0.1).ended)
+        assert {"trained", "filtered", "surplus", "failed"} <= ends.keys()
+        assert len(kept) == 0
+    finally:
+        gc.enable()

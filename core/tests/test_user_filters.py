@@ -41,10 +41,11 @@ def test_a_rejected_group_is_filtered_and_replaced() -> None:
     scheduler = make(alpha=0)
     group = scheduler.admit()
     score(scheduler, group, 0, 0.0, 1.0)
+    samples = group.samples
     ended = scheduler.decide(group, False)
     reason = "groupFilter.function mypackage:accept rejected the group"
     assert [(e.sample, e.end, e.reason, e.cause) for e in ended] == [
-        (sample, "filtered", reason, "function") for sample in group.samples
+        (sample, "filtered", reason, "function") for sample in samples
     ]
     assert (scheduler.last_rejection, scheduler.rejections_in_a_row, scheduler.admissible()) == (reason, 1, 1)
 
@@ -105,9 +106,10 @@ def test_a_redundant_group_that_is_not_decided_ends_as_surplus() -> None:
     score(scheduler, slow, 0, 0.0, 1.0)
     score(scheduler, fast, 0, 0.0, 1.0)
     scheduler.decide(fast, True)
+    samples = slow.samples
     batch = scheduler.form_batch()
     assert batch.groups == [fast] and batch.replaced == [slow]
-    assert [(e.sample, e.end, e.cause) for e in batch.ended] == [(s, "surplus", "not_needed") for s in slow.samples]
+    assert [(e.sample, e.end, e.cause) for e in batch.ended] == [(s, "surplus", "not_needed") for s in samples]
     assert scheduler.deciding == {}
 
 

@@ -116,10 +116,12 @@ class SimulatedEngine:
         self._ends: list[tuple[float, int, _Running]] = []  # heap
         self._tie = 0
         self._free_slots = list(range(model.slots))
+        self._rates = [model.rate_of_each(running) for running in range(model.slots + 1)]
         self._served = 0.0  # units of work that each request that is always running would have got
         self._marked = 0.0  # virtual time of ``_served``
         self._timer: asyncio.TimerHandle | None = None
-        self._timed: tuple[_Running, float] | None = None  # the request that ends next, and the rate of each
+        self._ends_next: _Running | None = None  # the request that the timer is for, and the rate of each
+        self._ends_at_rate = 0.0
         self._paused = False
         self._weights = (-1, -1, "")  # lineage, version, digest
         self._unacknowledged: dict[RequestKey, Completion] = {}
@@ -203,8 +205,8 @@ class SimulatedEngine:
     def _mark(self) -> None:
         """Account for the work since the last change."""
         now = self._loop.time()
-        if not self._paused and self._running:
-            self._served += (now - self._marked) * self._model.rate_of_each(len(self._running))
+        if not self._paused:
+            self._served += (now - self._marked) * self._rates[len(self._running)]
         self._marked = now
 
     def _schedule(self) -> None:
@@ -212,20 +214,20 @@ class SimulatedEngine:
         ends = self._ends
         while ends and ends[0][2].aborted:
             heapq.heappop(ends)
-        next_ = (ends[0][2], self._model.rate_of_each(len(self._running))) if ends and not self._paused else None
-        if next_ == self._timed:
+        next_ = ends[0][2] if ends and not self._paused else None
+        rate = self._rates[len(self._running)]
+        if next_ is self._ends_next and rate == self._ends_at_rate:
             return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._timed = next_
+        self._ends_next, self._ends_at_rate = next_, rate
         if next_ is not None:
             self._mark()
-            running, rate = next_
-            self._timer = self._loop.call_later(max(0.0, running.end_work - self._served) / rate, self._end_next)
+            self._timer = self._loop.call_later(max(0.0, next_.end_work - self._served) / rate, self._end_next)
 
     def _end_next(self) -> None:
-        self._timer = self._timed = None
+        self._timer = self._ends_next = None
         self._mark()
         end_work, _, running = heapq.heappop(self._ends)
         self._served = end_work  # exactly: rounding must not let it run again

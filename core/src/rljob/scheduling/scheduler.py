@@ -242,7 +242,14 @@ class Scheduler:
         self._started -= 1
         self._complete -= group.complete
         self._sufficient -= group.sufficient and not group.complete
-        return self._end([s for s in group.samples if s.end is None], end, reason, cause)
+        return self._end_group(group, end, reason, cause)
+
+    def _end_group(self, group: Group, end: End, reason: str, cause: Cause) -> list[Ended]:
+        """End all samples of a group that is removed. It does not have them any more: cycles would occupy memory until
+        a collection."""
+        ended = self._end([s for s in group.samples if s.end is None], end, reason, cause)
+        group.samples = []
+        return ended
 
     def _end(self, samples: list[Sample], end: End, reason: str, cause: Cause) -> list[Ended]:
         for sample in samples:
@@ -340,7 +347,7 @@ class Scheduler:
             Counter(group.task for group in waiting if group.complete),
             Counter(group.task for group in waiting if not group.complete),
         )
-        return self._end([s for g in groups for s in g.samples if s.end is None], "trained", "", "")
+        return [ended for group in groups for ended in self._end_group(group, "trained", "", "")]
 
     def finish(self) -> list[Ended]:
         """End all groups that are in no batch as surplus: the run is over."""
