@@ -99,7 +99,7 @@ def test_times_are_those_of_the_models() -> None:
     generation = 4 / 1.5 + 2 / 2
     assert outcome.steps == pytest.approx([(0.5 + generation + 10) * (step + 1) for step in range(3)])
     assert outcome.busy_seconds == pytest.approx(3 * (4 / 1.5 + generation))
-    assert sum(work for _, work in outcome.work) == pytest.approx(30.0)
+    assert sum(outcome.work) == pytest.approx(30.0) and len(outcome.work) == len(outcome.ends_of_requests) == 6
     assert (outcome.train_seconds, outcome.ages, outcome.ends) == (30.0, [0] * 6, {"trained": 6})
 
 

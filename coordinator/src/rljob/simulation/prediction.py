@@ -156,7 +156,7 @@ def _prediction(
     """Return the prediction from the ``steps`` steps after ``warm_up`` others; ``busy``: training seconds in them."""
     began, ended = outcome.steps[warm_up - 1], outcome.steps[warm_up + steps - 1]
     seconds = ended - began
-    tokens = sum(work for end, work in outcome.work if began < end <= ended)
+    tokens = sum(work for end, work in zip(outcome.ends_of_requests, outcome.work, strict=True) if began < end <= ended)
     return SplitPrediction(
         engines=engines,
         trainer_devices=trainer_devices,

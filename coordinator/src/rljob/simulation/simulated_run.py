@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from array import array
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -79,7 +80,8 @@ class Outcome:
     train_seconds: float = 0.0
     update_seconds: float = 0.0  # of all engines
     busy_seconds: float = 0.0  # of all slots of all engines
-    work: list[tuple[float, float]] = field(default_factory=list)  # end of each request, and its units of work
+    ends_of_requests: array[float] = field(default_factory=lambda: array("d"))
+    work: array[float] = field(default_factory=lambda: array("d"))  # of each request
     events: int = 0  # messages, and requests that ended
     members_at_home: float = 1.0  # see rljob.scheduling.dispatch.Affinity.share
     turns_at_home: float = 1.0
@@ -94,9 +96,11 @@ class _Record:
         self._other = other
 
     def generated(self, engine: str, slot: int, request: RequestId, start: float, end: float, work: float) -> None:
-        self._outcome.work.append((end, work))
-        self._outcome.busy_seconds += end - start
-        self._outcome.events += 1
+        outcome = self._outcome
+        outcome.ends_of_requests.append(end)
+        outcome.work.append(work)
+        outcome.busy_seconds += end - start
+        outcome.events += 1
         if self._other is not None:
             self._other.generated(engine, slot, request, start, end, work)
 
