@@ -72,8 +72,12 @@ class Group:
     @property
     def min_version(self) -> int | None:
         """Lowest policy version of its samples that have not ended; None if none of them has one."""
-        versions = [s.min_version for s in self.samples if s.min_version is not None and s.end is None]
-        return min(versions) if versions else None
+        lowest = None
+        for sample in self.samples:
+            version = sample.min_version
+            if version is not None and sample.end is None and (lowest is None or version < lowest):
+                lowest = version
+        return lowest
 
     def deadline(self, max_staleness: int) -> int | None:
         """Step of the last batch that the group may join; None without a version."""

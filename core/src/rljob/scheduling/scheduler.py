@@ -277,11 +277,13 @@ class Scheduler:
             return FormedBatch([], [], [])  # called after every event: the common case must be cheap
         ended: list[Ended] = []
         replaced: list[Group] = []
-        for group in [g for g in self.groups.values() if g.sufficient and self._urgency(g)[0] < step]:
+        last = step - s.max_staleness  # version of groups that may join no later batch
+        due = [(g, version) for g in self.groups.values() if (version := g.min_version) is not None and version <= last]
+        for group in [g for g, version in due if g.sufficient and version < last]:
             # Only if events arrive out of order: its version was unknown when its last batch was formed.
             ended += self._reject(group, "expired", f"too old for batch {step}", "too_old")
             replaced.append(group)
-        late = [g for g in self.groups.values() if not g.complete and self._urgency(g)[0] <= step]
+        late = [g for g, _ in due if not g.complete and g.id in self.groups]
         enough = [g for g in late if g.sufficient]
         late = [g for g in late if not g.sufficient]
         self._stragglers = [g for g in late if g.restarts >= MAX_RESTARTS] if s.regenerate else late
