@@ -126,6 +126,24 @@ def test_every_sample_ends_once_and_no_batch_is_older_than_the_bound(run: dict, 
     assert all(0 <= age <= run["alpha"] for age in outcome.ages)
 
 
+def test_groups_that_ended_are_freed_without_the_garbage_collector() -> None:
+    scheduler = make(steps=6, groups=1, members=1, accept="nonconstant")
+    kept = WeakSet[Sample]()
+
+    def score(sample: Sample, reward: float, score: Any = scheduler.score) -> list[Ended]:
+        kept.add(sample)
+        return score(sample, reward)
+
+    scheduler.score = score  # type: ignore[method-assign]
+    gc.disable()
+    try:
+        ends = Counter(entry.end for entry in simulate(scheduler, 1, 8, failures=0.1).ended)
+        assert {"trained", "filtered", "surplus", "failed"} <= ends.keys()
+        assert len(kept) == 0
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("accept", ["none", "nonconstant"])
 def test_at_alpha_zero_batches_do_not_depend_on_timing(accept: str) -> None:
     def batches(slots: int) -> list[list[str]]:
@@ -658,21 +676,3 @@ def test_the_first_waiting_request_of_each_kind_and_home_is_found(seed: int) -> 
         places = [(kind, home) for kind, heaps in queue._kinds.items() for home in heaps]
         found = {(kind, home): queue._head(kind, home) for kind, home in places}
         assert {place: request for place, request in found.items() if request is not None} == first
-
-
-def test_groups_that_ended_are_freed_without_the_garbage_collector() -> None:
-    scheduler = make(steps=6, groups=1, members=1, accept="nonconstant")
-    kept = WeakSet[Sample]()
-
-    def score(sample: Sample, reward: float, score: Any = scheduler.score) -> list[Ended]:
-        kept.add(sample)
-        return score(sample, reward)
-
-    scheduler.score = score  # type: ignore[method-assign]
-    gc.disable()
-    try:
-        ends = Counter(entry.end for entry in simulate(scheduler, 1, 8, failures=0.1).ended)
-        assert {"trained", "filtered", "surplus", "failed"} <= ends.keys()
-        assert len(kept) == 0
-    finally:
-        gc.enable()
