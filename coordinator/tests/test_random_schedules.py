@@ -61,7 +61,7 @@ LIMIT_SECONDS = 3600.0
 NOTICED_SECONDS = 40.0
 """Time after which the coordinator notices a half-open connection."""
 CHECK_SECONDS = 5.0
-"""Time between two checks of sums that would stay wrong."""
+"""Time between two checks of sums that would stay wrong; they are also checked before each fault and at the end."""
 REGISTRATIONS = (RegisterEngine, RegisterRunner, RegisterTrainer)
 
 KINDS = ("cut", "half-open", "kill engine", "kill runner", "kill trainer", "kill coordinator", "full disk", "suspend")
@@ -268,6 +268,7 @@ class FaultyRun(SimulatedRun):
     async def inject(self, fault: Fault) -> None:
         """Wait for the time of a fault, cause it, and repair it after its duration."""
         await asyncio.sleep(fault.at)
+        check_engine_seconds(self.running)
         links = self.all_links()
         match fault.kind:
             case "cut" | "half-open":
