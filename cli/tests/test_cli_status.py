@@ -91,8 +91,9 @@ def test_a_detached_run_that_is_refused_leaves_nothing(launcher):
 
 
 def test_a_run_that_was_killed_shows_how_far_it_came(detached):
-    os.kill(RunDirectory(detached.directory).pid(), signal.SIGKILL)
-    while detached.alive():
+    run = RunDirectory(detached.directory)
+    os.kill(run.pid(), signal.SIGKILL)
+    while detached.alive() or run.running():  # a process that ends releases its lock last
         pass
     (detached.directory / "status.json").write_text('{"state": "Running", "progress": {"step": 2, "steps": 3}}')
     code, out, _ = detached.rljob("status", detached.directory)

@@ -46,11 +46,10 @@ async def test_failures_and_filtered_groups_are_counted_with_their_causes(new_wo
     sample = min(world.run.trajectories.by_sample)
     group = world.run.trajectories.by_sample[sample].sample.group
     held = sum(bool(t.engine) for t in world.run.trajectories.by_sample.values() if t.sample.group is group)
+    others = len(group.samples) - 1
     world.run.outcomes.failed(world.run.trajectories.by_sample[sample], "broken", "runner")
     assert held
-    assert events(world) == {
-        "rejected/runner": 1, "rejected/group_failed": len(group.samples) - 1, "aborted/ended": held,
-    }  # fmt: skip
+    assert events(world) == {"rejected/runner": 1, "rejected/group_failed": others, "aborted/ended": held}
 
 
 async def test_requests_of_a_lost_engine_and_samples_of_a_lost_runner_are_requeued(
