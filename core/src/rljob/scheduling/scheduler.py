@@ -277,9 +277,9 @@ class Scheduler:
             return FormedBatch([], [], [])  # called after every event: the common case must be cheap
         ended: list[Ended] = []
         replaced: list[Group] = []
-        last = step - s.max_staleness  # version of groups that may join no later batch
-        due = [(g, version) for g in self.groups.values() if (version := g.min_version) is not None and version <= last]
-        for group in [g for g, version in due if g.sufficient and version < last]:
+        deadlines = [(group, group.deadline(s.max_staleness)) for group in self.groups.values()]
+        due = [(group, deadline) for group, deadline in deadlines if deadline is not None and deadline <= step]
+        for group in [g for g, deadline in due if g.sufficient and deadline < step]:
             # Only if events arrive out of order: its version was unknown when its last batch was formed.
             ended += self._reject(group, "expired", f"too old for batch {step}", "too_old")
             replaced.append(group)
