@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache
 from multiprocessing.pool import AsyncResult, Pool
 from pathlib import Path
 from typing import Any
@@ -79,7 +78,6 @@ def read(cell: Cell, directory: Path, compute: Callable[[], dict[str, Any]]) -> 
     return [Figures(**run) for run in found["runs"]]
 
 
-@cache
 def digest_of_code() -> str:
     """Return a digest of the files that results may depend on."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
