@@ -39,6 +39,14 @@ _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ,
 _PRCTL = (15, 16, 0x53564D41)  # names of threads and of memory
 _UNIX, _STREAM = 1, 1
 
+_Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, value
+_Block = tuple[_Instruction, ...]
+_ALLOW_BLOCK: _Block = ((_RETURN, 0, 0, _ALLOW),)
+_REFUSE_BLOCK: _Block = ((_RETURN, 0, 0, _REFUSE),)
+_OWN_PID = 0xFFFFFFFF
+"""Stands for the process id until it is known."""
+_PID = struct.Struct("=I")
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -50,14 +58,24 @@ def supported() -> bool:
 class SyscallFilter:
     """The filter without the process id of the program, which :meth:`enter` adds.
 
+    The number of a call leads through a balanced tree of comparisons to what the filter does with the call. When a
+    filter is loaded, the kernel follows every number that there is: after one comparison with each range of numbers it
+    would need a tenth of a millisecond for that, in every run.
+
     Args:
         writing: whether the program may make, rename and remove files, as far as other layers let it.
     """
 
     def __init__(self, writing: bool) -> None:
-        self._code = bytearray()
-        self._pids: list[int] = []  # where the process id belongs
-        self._build(writing)
+        self._pids: list[int] = []  # where the process id belongs, in bytes
+        code = self._build(writing)
+        self._code = ctypes.create_string_buffer(code, len(code))
+        self._program = struct.pack("HP", len(code) // 8, ctypes.addressof(self._code))
+
+    @property
+    def instructions(self) -> list[tuple[int, int, int, int]]:
+        """Code, jump if true, jump if false and value of each instruction; the process id is 0."""
+        return list(struct.iter_unpack("=HBBI", self._code.raw))
 
     def enter(self, pid: int) -> None:
         """Put the filter on this process for ever. It must have one thread, and no new privileges already.
@@ -69,91 +87,106 @@ class SyscallFilter:
             OSError: the kernel refuses.
         """
         for place in self._pids:
-            struct.pack_into("=I", self._code, place, pid)
-        instructions = (ctypes.c_char * len(self._code)).from_buffer(self._code)
-        program = struct.pack("HP", len(self._code) // 8, ctypes.addressof(instructions))
-        if _libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, program, 0, 0) != 0:
+            _PID.pack_into(self._code, place, pid)
+        if _libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, self._program, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "the kernel refuses the seccomp filter")
 
-    def _build(self, writing: bool) -> None:
-        self._add(_LOAD, _ARCHITECTURE)
-        self._add(_EQUAL, _X86_64, 1, 0)
-        self._add(_RETURN, _KILL_PROCESS)
-        self._add(_LOAD, _NUMBER)
-        self._add(_GREATER_EQUAL, _X32, 0, 1)
-        self._add(_RETURN, _KILL_PROCESS)
-        self._allow_argument(72, 1, _FCNTL)
-        self._allow_argument(16, 1, _IOCTL)
-        self._allow_argument(157, 0, _PRCTL)
-        for number, argument in ((62, 0), (234, 0), (302, 0), (203, 0), (204, 0)):
-            self._allow_own_pid(number, argument)  # kill, tgkill, prlimit64, sched_setaffinity, sched_getaffinity
-        self._allow_masked(56, 0, _CLONE_THREAD | _CLONE_NAMESPACES, _CLONE_THREAD)
-        self._allow_stream_pair()
-        self._refuse(435, errno.ENOSYS)  # clone3: libc then calls clone
-        always = {*_FILES, *_MEMORY, *_TIME, *_SIGNALS, *_THREADS, *_IDENTITY, *_EVENTS, *_SOCKETS}
-        always -= {56, 53}
-        for first, last in _ranges(always | set(_WRITING if writing else ())):
-            self._add(_GREATER_EQUAL, first, 0, 2)
-            self._add(_GREATER_EQUAL, last + 1, 1, 0)
-            self._add(_RETURN, _ALLOW)
-        self._add(_RETURN, _REFUSE)
+    def _build(self, writing: bool) -> bytes:
+        allowed = {*_FILES, *_MEMORY, *_TIME, *_SIGNALS, *_THREADS, *_IDENTITY, *_EVENTS, *_SOCKETS}
+        actions = dict.fromkeys(allowed | set(_WRITING if writing else ()), _ALLOW_BLOCK)
+        actions |= {
+            72: _argument_in(1, _FCNTL),
+            16: _argument_in(1, _IOCTL),
+            157: _argument_in(0, _PRCTL),
+            56: _argument_masked(0, _CLONE_THREAD | _CLONE_NAMESPACES, _CLONE_THREAD),  # clone
+            53: _STREAM_PAIR,  # socketpair
+            435: ((_RETURN, 0, 0, _ERRNO | errno.ENOSYS),),  # clone3: libc then calls clone
+        }
+        actions |= dict.fromkeys((62, 234), _own_pid(0))  # kill, tgkill: 0 is the group
+        actions |= dict.fromkeys((302, 203, 204), _own_pid(0, 0))  # prlimit64, sched_setaffinity, sched_getaffinity
+        starts = [(0, actions.get(0, _REFUSE_BLOCK))]
+        for number in range(1, max(actions) + 2):
+            action = actions.get(number, _REFUSE_BLOCK)
+            if action != starts[-1][1]:
+                starts.append((number, action))
+        nodes: list[_Node] = []
+        _grow(nodes, starts)
+        head = [
+            (_LOAD, 0, 0, _ARCHITECTURE),
+            (_EQUAL, 1, 0, _X86_64),
+            (_RETURN, 0, 0, _KILL_PROCESS),
+            (_LOAD, 0, 0, _NUMBER),
+            (_GREATER_EQUAL, 0, 1, _X32),
+            (_RETURN, 0, 0, _KILL_PROCESS),
+        ]
+        return self._assemble(head, nodes)
 
-    def _add(self, code: int, value: int, then: int = 0, otherwise: int = 0) -> None:
-        self._code += struct.pack("=HBBI", code, then, otherwise, value)
-
-    def _refuse(self, number: int, error: int) -> None:
-        self._add(_EQUAL, number, 0, 1)
-        self._add(_RETURN, _ERRNO | error)
-
-    def _allow_argument(self, number: int, argument: int, values: Iterable[int]) -> None:
-        """Allow a call whose argument has one of the values in its lower half, as the kernel reads these arguments."""
-        values = tuple(values)
-        self._add(_EQUAL, number, 0, 2 * len(values) + 2)
-        self._add(_LOAD, _ARGUMENTS + 8 * argument)
-        for value in values:
-            self._add(_EQUAL, value, 0, 1)
-            self._add(_RETURN, _ALLOW)
-        self._add(_RETURN, _REFUSE)
-
-    def _allow_own_pid(self, number: int, argument: int) -> None:
-        """Allow a call on the process itself; 0 means that too, except for kill, where it is the group."""
-        values = (0,) if number not in (62, 234) else ()
-        self._add(_EQUAL, number, 0, 2 * len(values) + 4)
-        self._add(_LOAD, _ARGUMENTS + 8 * argument)
-        for value in values:
-            self._add(_EQUAL, value, 0, 1)
-            self._add(_RETURN, _ALLOW)
-        self._pids.append(len(self._code) + 4)
-        self._add(_EQUAL, 0, 0, 1)
-        self._add(_RETURN, _ALLOW)
-        self._add(_RETURN, _REFUSE)
-
-    def _allow_masked(self, number: int, argument: int, mask: int, value: int) -> None:
-        self._add(_EQUAL, number, 0, 5)
-        self._add(_LOAD, _ARGUMENTS + 8 * argument)
-        self._add(_AND, mask)
-        self._add(_EQUAL, value, 0, 1)
-        self._add(_RETURN, _ALLOW)
-        self._add(_RETURN, _REFUSE)
-
-    def _allow_stream_pair(self) -> None:
-        """Allow a connected pair of stream sockets, which asyncio uses; a datagram socket could send to other names."""
-        self._add(_EQUAL, 53, 0, 7)
-        self._add(_LOAD, _ARGUMENTS)
-        self._add(_EQUAL, _UNIX, 0, 4)
-        self._add(_LOAD, _ARGUMENTS + 8)
-        self._add(_AND, 0xF)
-        self._add(_EQUAL, _STREAM, 0, 1)
-        self._add(_RETURN, _ALLOW)
-        self._add(_RETURN, _REFUSE)
+    def _assemble(self, head: list[_Instruction], nodes: list[_Node]) -> bytes:
+        """Return the instructions: the beginning, the tree, and each block once, to which the tree jumps."""
+        places: dict[_Block, int] = {}
+        tail: list[_Instruction] = []
+        for node in nodes:
+            for target in node.targets:
+                if not isinstance(target, int) and target not in places:
+                    places[target] = len(nodes) + len(tail)
+                    tail += target
+        tree = []
+        for i, node in enumerate(nodes):
+            below, above = ((target if isinstance(target, int) else places[target]) - i - 1 for target in node.targets)
+            tree.append((_GREATER_EQUAL, above, below, node.number))
+        code = bytearray()
+        for instruction in (*head, *tree, *tail):
+            if instruction[3] == _OWN_PID:
+                self._pids.append(len(code) + 4)
+                instruction = (*instruction[:3], 0)
+            code += struct.pack("=HBBI", *instruction)
+        return bytes(code)
 
 
-def _ranges(numbers: set[int]) -> list[tuple[int, int]]:
-    """Return the ranges of consecutive numbers, first and last."""
-    ranges: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    return ranges
+class _Node:
+    """A comparison of the tree: where numbers below ``number`` go, and the others: another node or a block."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.targets: list[int | _Block] = []
+
+
+def _grow(nodes: list[_Node], starts: list[tuple[int, _Block]]) -> int | _Block:
+    """Append the tree that finds the action of a number; return its place. ``starts``: first numbers of the ranges."""
+    if len(starts) == 1:
+        return starts[0][1]
+    middle = len(starts) // 2
+    place, node = len(nodes), _Node(starts[middle][0])
+    nodes.append(node)
+    node.targets = [_grow(nodes, starts[:middle]), _grow(nodes, starts[middle:])]
+    return place
+
+
+def _argument_in(argument: int, values: Iterable[int]) -> _Block:
+    """Allow a call whose argument has one of the values in its lower half, as the kernel reads these arguments."""
+    block = [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument)]
+    for value in values:
+        block += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
+    return (*block, *_REFUSE_BLOCK)
+
+
+def _own_pid(argument: int, *others: int) -> _Block:
+    """Allow a call on the process itself."""
+    return _argument_in(argument, (*others, _OWN_PID))
+
+
+def _argument_masked(argument: int, mask: int, value: int) -> _Block:
+    load = ((_LOAD, 0, 0, _ARGUMENTS + 8 * argument), (_AND, 0, 0, mask))
+    return (*load, (_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW), *_REFUSE_BLOCK)
+
+
+_STREAM_PAIR = (
+    (_LOAD, 0, 0, _ARGUMENTS),
+    (_EQUAL, 0, 4, _UNIX),
+    (_LOAD, 0, 0, _ARGUMENTS + 8),
+    (_AND, 0, 0, 0xF),
+    (_EQUAL, 0, 1, _STREAM),
+    (_RETURN, 0, 0, _ALLOW),
+    *_REFUSE_BLOCK,
+)
+"""A connected pair of stream sockets, which asyncio uses; a datagram socket could send to other names."""
