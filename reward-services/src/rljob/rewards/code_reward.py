@@ -8,9 +8,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from rljob.api.rewards import Unavailable
 from rljob.api.rewards.kinds.code import CodeOptions, StdioTest, read_tests
 from rljob.api.tasks import Task
-from rljob.rewards.sandbox.code_sandbox import CodeSandbox, Limits
+from rljob.rewards.sandbox.code_sandbox import CodeSandbox, Limits, StarvedError
 from rljob.rewards.sandbox.isolation import LAYERS, find_isolation
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class CodeReward:
         Raises:
             ValueError: the row has no tests.
             SandboxError: a run could not be made.
+            Unavailable: the machine had no CPU for a run.
         """
         tests = read_tests(problem, self._options)
         program = self._extract(completion)
@@ -63,7 +65,10 @@ class CodeReward:
         passed, total, spent = 0, 0, 0.0
         for test in tests:
             if spent < self._options.sample_seconds and (self._options.credit == "partial" or passed == total):
-                of_test, of_passed, seconds = self._run(program, test)
+                try:
+                    of_test, of_passed, seconds = self._run(program, test)
+                except StarvedError as error:
+                    raise Unavailable(str(error)) from error
                 passed, total, spent = passed + of_passed, total + of_test, spent + seconds
             else:
                 total += 1

@@ -24,7 +24,8 @@ from typing import Any
 
 from rljob.rewards.sandbox import isolation
 from rljob.rewards.sandbox.isolation import BUBBLEWRAP, LANDLOCK, SECCOMP, Isolation
-from rljob.rewards.sandbox.zygote import MAX_REQUEST, MAX_WAITING
+from rljob.rewards.sandbox.run_watch import MAX_WAITING, STARVED
+from rljob.rewards.sandbox.zygote import MAX_REQUEST
 
 START_SECONDS = 60.0
 GRACE_SECONDS = 10.0
@@ -45,13 +46,17 @@ class SandboxError(Exception):
     """A run could not be made: the error of this machine, not of the program."""
 
 
+class StarvedError(SandboxError):
+    """The machine had no CPU for a run until the run was ended. It says nothing about the program."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits of a process of a run.
 
     ``seconds``: of CPU. ``memory_bytes``: of address space. ``file_bytes``: of all files together; 0: the program
     cannot make any. ``wall_seconds``: of the clock, for programs that sleep; 0: twice ``seconds`` and a half. The time
-    in which a process waits for a CPU does not count, up to MAX_WAITING times the limit.
+    in which a process waits for a CPU does not count. A run that waits MAX_WAITING times the limit has no result.
     """
 
     seconds: int = 5
@@ -106,7 +111,7 @@ class CodeSandbox:
         """Run a program with ``stdin``; it is ended when it writes more than ``max_output`` bytes.
 
         Raises:
-            SandboxError: the run could not be made.
+            SandboxError: the run could not be made, or got no CPU.
         """
         process = self._process("program", {"3": 0, "0": 1, "1": 2}, self._limits.file_bytes)
         with contextlib.ExitStack() as stack:
@@ -127,7 +132,7 @@ class CodeSandbox:
             The run of the tests. Its output, which the program cannot reach, is [tests, tests that passed] as JSON.
 
         Raises:
-            SandboxError: the run could not be made.
+            SandboxError: the run could not be made, or got no CPU.
         """
         arguments = {"module": module}
         file_bytes = PYTEST_BYTES if role == "pytest" else 0
@@ -206,6 +211,9 @@ class CodeSandbox:
                 with contextlib.suppress(OSError):
                     self._connection.send(b"end")
         status, seconds, ended = self._answer()
+        if ended == STARVED:
+            longest = self._limits.clock * (1 + MAX_WAITING)
+            raise StarvedError(f"the machine is too busy: a run had {seconds:.3g} s of a CPU in {longest:g} s")
         why = why or ended
         return SandboxRun(bytes(output), status, seconds, why, self._limits.clock if why == "time" else seconds)
 
@@ -234,7 +242,7 @@ class CodeSandbox:
         with theirs:
             command = self._command(theirs.fileno())
             self._zygote = subprocess.Popen(
-                command, env={}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd="/",
+                command, env=isolation.ZYGOTE_ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd="/",
                 pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
         self._connection, self._owner = ours, os.getpid()

@@ -25,6 +25,8 @@ LAYERS = (BUBBLEWRAP, LANDLOCK, SECCOMP)
 """From the strongest to the weakest; below all of them are the limits."""
 PROBE_SECONDS = 20
 PRIVATE_TMP = "/tmp"
+ZYGOTE_ENVIRONMENT = {"LD_BIND_NOW": "1"}
+"""The zygote binds functions of shared libraries once; otherwise each run binds them again. It then removes this."""
 _PR_SET_NO_NEW_PRIVS = 38
 ROOT = Path(__file__).parents[3]
 """The folder from which the zygote imports this package."""
@@ -85,6 +87,7 @@ def bubblewrap_command(read: Collection[str], scratch_bytes: int) -> list[str]:
     own = str(Path(__file__).parents[1])
     words = [program, "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--hostname", "sandbox"]
     words += ["--clearenv", "--cap-drop", "ALL", "--die-with-parent", "--new-session"]
+    words += [word for name, value in ZYGOTE_ENVIRONMENT.items() for word in ("--setenv", name, value)]
     for path in sorted({interpreter, own, *read, *(loader for loader in ("/lib64",) if os.path.exists(loader))}):
         words += ["--ro-bind", path, path]
     for device in ("/dev/null", "/dev/zero", "/dev/urandom"):

@@ -9,6 +9,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Mapping
+from typing import Any
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on all architectures
 _VERSION_FLAG = 1
@@ -69,7 +70,13 @@ def enter(ruleset: int) -> None:
     Raises:
         OSError: the kernel refuses.
     """
-    _checked(_libc.syscall(_RESTRICT_SELF, ruleset, ctypes.c_uint(0)))
+    function, *arguments = entering(ruleset)
+    _checked(function(*arguments))
+
+
+def entering(ruleset: int) -> tuple[Any, ...]:
+    """Return the call of :func:`enter`: a function of the C library, which returns 0 or sets errno, and arguments."""
+    return _libc.syscall, _RESTRICT_SELF, ruleset, ctypes.c_uint(0)
 
 
 def _checked(result: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import fcntl
+import functools
 import gc
 import importlib
 import json
@@ -18,25 +19,25 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rljob.rewards.sandbox import run_roles
 from rljob.rewards.sandbox.confinement import FAILURE, Confinement
-from rljob.rewards.sandbox.scratch_directory import ScratchExceededError, check_use, empty
+from rljob.rewards.sandbox.run_watch import RunWatch
+from rljob.rewards.sandbox.scratch_directory import empty
 
 TICK_SECONDS = 0.02
-MAX_THREADS = 64
-MAX_WAITING = 5
-"""How many times its limit a run may wait for a CPU of a busy machine, beside its own time."""
 MAX_REQUEST = 1 << 16
+MAX_DESCRIPTORS = 16
 PRELOADED = (
     *("bisect", "collections", "functools", "heapq", "itertools", "math", "operator", "random", "re", "string"),
     *("threading", "typing"),
 )
 """Modules that many programs import. Each megabyte of the zygote makes every fork slower, so others are not here."""
+_INT = struct.Struct("=i")
 
 
 class Zygote:
@@ -48,6 +49,8 @@ class Zygote:
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
+        self.after_fork: list[Callable[[], None]] = []
+        """Called in each forked process."""
         self._scratch: str = config["scratch"]
         self._pid = os.getpid()
         self._reserve_low_descriptors()
@@ -58,6 +61,9 @@ class Zygote:
             os.set_blocking(end, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._waiting = select.poll()
+        self._waiting.register(self._ended, select.POLLIN)
+        self._waiting.register(self._connection, select.POLLIN)
         self._confinements = {
             with_files: Confinement(config["read"], self._scratch if with_files else "", config["filtered"])
             for with_files in ((False, True) if self._scratch else (False,))
@@ -76,55 +82,66 @@ class Zygote:
             os.close(null)
 
     def serve(self) -> None:
-        """Serve requests until the service closes the socket."""
+        """Serve requests until the service closes the socket.
+
+        Each run is a fork, after which the first use of any page of memory here copies it or takes a fault. So what
+        happens for each run uses few objects of Python.
+        """
         os.dup2(0, 2)  # what fails before is in the log of the service; a run cannot write there
         self._connection.send(b"{}")
+        space = socket.CMSG_SPACE(MAX_DESCRIPTORS * _INT.size)
         while True:
-            message, descriptors, _, _ = socket.recv_fds(self._connection, MAX_REQUEST, 16)
+            message, ancillary, _, _ = self._connection.recvmsg(MAX_REQUEST, space)
             if not message:
                 return
             if message[:1] != b"{":  # ends a run that has ended by itself
                 continue
+            descriptors = [number for _, _, data in ancillary for (number,) in _INT.iter_unpack(data)]
             try:
-                answer = self._run(json.loads(message), descriptors)
+                answer = self._run(_parsed(message), descriptors)
             except OSError as error:  # no process left, no memory
                 answer = {"error": str(error)}
             self._connection.send(json.dumps(answer).encode())
 
     def _run(self, request: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:
         pids: list[int] = []
+        processes = request["processes"]
         try:
-            for process in request["processes"]:
+            for process in processes:
                 pids.append(self._fork(process, descriptors))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-            if len(pids) < len(request["processes"]):
+            if len(pids) < len(processes):
                 self._kill(pids)
-        watch = _Watch(self._scratch, request)
+        watch = RunWatch(self._scratch, request)
         try:
             ends = self._supervise(pids, watch)
         finally:
             if self._scratch:
                 empty(self._scratch)
-        with contextlib.suppress(BlockingIOError):
-            return {"error": os.read(self._failures, 4096).decode()}
+        for status, _ in ends:
+            if status:
+                with contextlib.suppress(BlockingIOError):
+                    return {"error": os.read(self._failures, 4096).decode()}
         return {"ends": ends, "why": watch.why}
 
     def _fork(self, process: dict[str, Any], descriptors: Sequence[int]) -> int:
+        calls = self._confinements[process["files"]].prepare(process["limits"])
         pid = os.fork()
         if pid:
             return pid
         try:
+            for hook in self.after_fork:
+                hook()
             os.dup2(self._failure, FAILURE)
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for low, index in process["descriptors"].items():
                 os.dup2(descriptors[index], int(low))
             os.chdir(self._scratch if process["files"] else "/")
             role: Callable[..., None] = run_roles.ROLES[process["role"]]
             arguments = run_roles.read_arguments(process)
-            self._confinements[process["files"]].enter(self._pid, process["limits"])
+            self._confinements[process["files"]].enter(self._pid, calls)
             os.close(FAILURE)
         except BaseException as error:  # noqa: BLE001 nothing may return into the copy of the zygote's loop
             os.write(FAILURE, f"a process cannot be confined: {error!r}".encode())
@@ -134,33 +151,31 @@ class Zygote:
         finally:
             os._exit(1)
 
-    def _supervise(self, pids: list[int], watch: _Watch) -> list[list[float]]:
+    def _supervise(self, pids: list[int], watch: RunWatch) -> list[list[float]]:
         """Wait until the first process has ended; then end the other one. Returns status and CPU seconds of each."""
         ends: dict[int, list[float]] = {}
-        waiting = select.poll()
-        waiting.register(self._ended, select.POLLIN)
-        waiting.register(self._connection, select.POLLIN)
-        while pids[0] not in ends:
+        while True:
+            ready = self._waiting.poll(TICK_SECONDS * 1000)
+            for descriptor, _ in ready:
+                if descriptor == self._ended:
+                    os.read(descriptor, 4096)
+                elif self._connection.recv(MAX_REQUEST):
+                    watch.why = "ended"
+                else:
+                    self._kill(pids)
+                    sys.exit(0)
             _reap(pids, ends)
             if pids[0] in ends:
                 break
-            ready = [descriptor for descriptor, _ in waiting.poll(TICK_SECONDS * 1000)]
-            if self._ended in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._ended, 4096)
-            if self._connection.fileno() in ready:
-                if not self._connection.recv(MAX_REQUEST):
-                    self._kill(pids)
-                    sys.exit(0)
-                watch.why = "ended"
             if not ready:
                 watch.look(pids)
             if watch.why or watch.late(pids):
                 break
-        self._kill([pid for pid in pids if pid not in ends])
-        for pid in pids:
-            if pid not in ends:
-                ends[pid] = _end_of(os.wait4(pid, 0))
+        if len(ends) < len(pids):
+            self._kill([pid for pid in pids if pid not in ends])
+            for pid in pids:
+                if pid not in ends:
+                    ends[pid] = _end_of(os.wait4(pid, 0))
         return [ends[pid] for pid in pids]
 
     def _kill(self, pids: list[int]) -> None:
@@ -169,44 +184,11 @@ class Zygote:
                 os.kill(pid, signal.SIGKILL)
 
 
-class _Watch:
-    """What a run may use that no limit of the kernel bounds: time, threads, files."""
-
-    def __init__(self, scratch: str, request: dict[str, Any]) -> None:
-        self.why = ""
-        self._scratch = scratch
-        self._processes = request["processes"]
-        self._seconds = request["seconds"]
-        self._start = time.monotonic()
-
-    def late(self, pids: Sequence[int]) -> bool:
-        """Whether the run has used its time, without that in which its processes waited for a CPU."""
-        passed = time.monotonic() - self._start
-        if passed >= self._seconds and passed - sum(map(_waited, pids)) >= self._seconds:
-            self.why = "time"
-        if passed >= self._seconds * (1 + MAX_WAITING):
-            self.why = "time"
-        return bool(self.why)
-
-    def look(self, pids: Sequence[int]) -> None:
-        for pid, process in zip(pids, self._processes, strict=True):
-            with contextlib.suppress(OSError):
-                if os.stat(f"/proc/{pid}/task").st_nlink - 2 > MAX_THREADS:
-                    self.why = "threads"
-            if process["files"]:
-                try:
-                    check_use(self._scratch, pid, process["limits"]["files"])
-                except ScratchExceededError:
-                    self.why = "files"
-
-
-def _waited(pid: int) -> float:
-    """Return the seconds for which a process was ready to run and had no CPU; 0 where the kernel does not say it."""
-    try:
-        with open(f"/proc/{pid}/schedstat") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+@functools.lru_cache(maxsize=16)
+def _parsed(message: bytes) -> dict[str, Any]:
+    """Return a request. Those of one sandbox are nearly all the same."""
+    request: dict[str, Any] = json.loads(message)
+    return request
 
 
 def _reap(pids: Sequence[int], ends: dict[int, list[float]]) -> None:
@@ -234,18 +216,45 @@ def _offer_to_the_oom_killer() -> None:
         score.write("1000")
 
 
+def _load_without_hooks(modules: Sequence[str]) -> list[Callable[[], None]]:
+    """Import modules without what they have Python call in a forked process; return it, except for locks of threads.
+
+    The zygote has one thread, so nothing holds a lock when it forks. The hook of ``threading`` would make all locks
+    again in each run, which takes a quarter of its time.
+    """
+    hooks: list[Callable[[], None]] = []
+
+    def register(*, after_in_child: Callable[[], None] | None = None, **_: Any) -> None:
+        if after_in_child is not None and after_in_child.__module__ != "threading":
+            hooks.append(after_in_child)
+
+    original, os.register_at_fork = os.register_at_fork, register
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    finally:
+        os.register_at_fork = original
+    return hooks
+
+
 def main(config: str) -> None:
     """Serve as the zygote that ``config`` (JSON) describes."""
     settings = json.loads(config)
     _offer_to_the_oom_killer()
     zygote = Zygote(settings)
     sys.path.extend(settings["path"])
-    for module in (*PRELOADED, *settings["modules"]):
-        importlib.import_module(module)
+    modules = (*PRELOADED, *settings["modules"])
+    if settings["filtered"]:
+        zygote.after_fork = _load_without_hooks(modules)
+    else:  # a program can fork
+        for module in modules:
+            importlib.import_module(module)
     sys.argv = ["solution.py"]
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # of the module site, which is not loaded
     os.environ.clear()  # Python itself sets LC_CTYPE
-    compile("0", "first", "exec")  # the first call makes the types of syntax trees, which takes a millisecond
+    run_roles.rehearse()
+    for hook in zygote.after_fork * run_roles.REHEARSALS:
+        hook()
     gc.collect()
     gc.freeze()
     try:

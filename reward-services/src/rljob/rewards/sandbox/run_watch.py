@@ -1,0 +1,123 @@
+"""What ends a run that no limit of the kernel ends: the clock, threads, files.
+
+The kernel ends a program that has used its CPU time. The clock is for programs that sleep: time in which the machine
+had no CPU for the program is no evidence that the program is slow. A run that waited for a CPU until the end is
+*starved*, which is no verdict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from rljob.rewards.sandbox.scratch_directory import ScratchExceededError, check_use
+
+MAX_THREADS = 64
+MAX_WAITING = 5
+"""How many times its limit a run may wait for a CPU of a busy machine, beside its own time."""
+STARVED = "starved"
+
+
+class CpuUse(NamedTuple):
+    """What a process has had of the CPUs.
+
+    ``runnable``: whether a thread uses a CPU or waits for one. ``spent``: CPU seconds of its threads. ``waited``: the
+    longest time for which one of its threads waited for a CPU and then got it.
+    """
+
+    runnable: bool
+    spent: float
+    waited: float
+
+
+class RunWatch:
+    """The time, threads and files of a run.
+
+    Args:
+        scratch: directory in which the run may make files; empty: none.
+        request: ``processes``, ``seconds``: of the clock.
+        now: the clock, in seconds.
+        read: returns the CPU use of a process.
+    """
+
+    def __init__(
+        self,
+        scratch: str,
+        request: dict[str, Any],
+        now: Callable[[], float] = time.monotonic,
+        read: Callable[[int], CpuUse] | None = None,
+    ) -> None:
+        self.why = ""
+        """The reason to end the run: time, starved, threads, files; empty: there is none."""
+        self._scratch = scratch
+        self._processes = request["processes"]
+        self._seconds: float = request["seconds"]
+        self._now = now
+        self._read = read or cpu_use
+        self._start = self._looked = self._still = now()
+        self._uses: list[CpuUse] = []
+
+    def late(self, pids: Sequence[int]) -> bool:
+        """Return whether the run has used its time, without that in which its processes waited for a CPU.
+
+        A process that is runnable computes, which the kernel limits, or waits. A wait that has not ended is in no
+        counter of the kernel: it is the time since the last look at which a counter had changed.
+        """
+        now = self._now()
+        passed = now - self._start
+        if passed < self._seconds:
+            return False
+        uses = [self._read(pid) for pid in pids]
+        if uses != self._uses:
+            self._uses, self._still = uses, self._looked
+        self._looked = now
+        runnable = any(use.runnable for use in uses)
+        last = passed >= self._seconds * (1 + MAX_WAITING)
+        if runnable and not last:
+            return False
+        own = passed - sum(use.waited for use in uses) - (now - self._still if runnable else 0.0)
+        if own >= self._seconds:
+            self.why = "time"
+        elif last:
+            self.why = STARVED
+        return bool(self.why)
+
+    def look(self, pids: Sequence[int]) -> None:
+        """Set :attr:`why` if the run has too many threads or files."""
+        for pid, process in zip(pids, self._processes, strict=True):
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{pid}/task").st_nlink - 2 > MAX_THREADS:
+                    self.why = "threads"
+            if process["files"]:
+                try:
+                    check_use(self._scratch, pid, process["limits"]["files"])
+                except ScratchExceededError:
+                    self.why = "files"
+
+
+def cpu_use(pid: int) -> CpuUse:
+    """Return the CPU use of a process; what the kernel does not say is False and 0."""
+    threads = list(_threads(pid))
+    if not threads:
+        return CpuUse(False, 0.0, 0.0)
+    return CpuUse(
+        any(runnable for runnable, _, _ in threads),
+        sum(spent for _, spent, _ in threads),
+        max(waited for _, _, waited in threads),
+    )
+
+
+def _threads(pid: int) -> Iterator[CpuUse]:
+    tasks = f"/proc/{pid}/task"
+    with contextlib.suppress(OSError):
+        for task in os.listdir(tasks):
+            with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
+                with open(f"{tasks}/{task}/stat", "rb") as file:
+                    runnable = file.read().rpartition(b")")[2].split()[0] == b"R"
+                spent = waited = 0
+                with contextlib.suppress(FileNotFoundError), open(f"{tasks}/{task}/schedstat", "rb") as file:
+                    spent, waited = (int(field) for field in file.read().split()[:2])
+                yield CpuUse(runnable, spent / 1e9, waited / 1e9)
