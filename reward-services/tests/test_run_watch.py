@@ -18,12 +18,12 @@ def ended(use: Callable[[float], CpuUse], *others: Callable[[float], CpuUse], fi
     """Return the reason and the second at which a run ends whose processes have these uses at a second."""
     now = 0.0
     uses = [use, *others]
-    watch = RunWatch("", {"processes": [], "seconds": CLOCK}, lambda: now, lambda pid: uses[pid](now))
+    watch = RunWatch("", {"processes": [], "seconds": CLOCK}, 0.0, lambda: now, lambda pid: uses[pid](now))
     now = first_look
-    while not watch.late(range(len(uses))):
+    while not (why := watch.reason(range(len(uses)), look=False)):
         now += TICK
         assert now < 100, "the run does not end"
-    return watch.why, now
+    return why, now
 
 
 def near(seconds: float) -> object:
@@ -78,7 +78,8 @@ def test_nothing_is_read_before_the_limit() -> None:
     def fail(pid: int) -> CpuUse:
         raise AssertionError
 
-    assert not RunWatch("", {"processes": [], "seconds": 60.0}, read=fail).late([1])
+    watch = RunWatch("", {"processes": [], "seconds": 60.0}, 0.0, lambda: 59.9, fail)
+    assert watch.reason([1], look=False) == ""
 
 
 def test_the_use_of_a_process_is_that_of_its_threads() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import builtins
-import contextlib
 import importlib
 import json
 import os
@@ -40,7 +39,7 @@ for value in sorted(Empty().values): f"{value}"
 
 def read_arguments(process: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a role. The source is read before the process is confined; its descriptor is closed."""
-    source = os.pread(SOURCE, os.fstat(SOURCE).st_size, 0)
+    source = os.pread(SOURCE, os.lseek(SOURCE, 0, os.SEEK_END), 0)
     os.close(SOURCE)
     arguments = {"source": source, **process["arguments"]}
     if process["files"]:
@@ -157,12 +156,12 @@ def _end(code: int) -> None:
         sys.stdout.flush()
     except BaseException:  # noqa: BLE001 the program may have put anything there
         code = code or 1
-    with contextlib.suppress(OSError):
-        os._exit(code & 255)
+    os._exit(code & 255)
 
 
 def _join_threads() -> None:
-    if threading := sys.modules.get("threading"):  # the zygote imports it without its hooks of a fork
+    threading = sys.modules.get("threading")  # the zygote imports it without its hooks of a fork
+    if threading and threading.active_count() > 1:
         for thread in threading.enumerate():
             if thread is not threading.main_thread() and not thread.daemon:
                 thread.join()

@@ -39,6 +39,7 @@ class RunWatch:
     Args:
         scratch: directory in which the run may make files; empty: none.
         request: ``processes``, ``seconds``: of the clock.
+        start: of the run, by the clock.
         now: the clock, in seconds.
         read: returns the CPU use of a process.
     """
@@ -47,20 +48,26 @@ class RunWatch:
         self,
         scratch: str,
         request: dict[str, Any],
+        start: float,
         now: Callable[[], float] = time.monotonic,
         read: Callable[[int], CpuUse] | None = None,
     ) -> None:
-        self.why = ""
-        """The reason to end the run: time, starved, threads, files; empty: there is none."""
         self._scratch = scratch
         self._processes = request["processes"]
         self._seconds: float = request["seconds"]
         self._now = now
         self._read = read or cpu_use
-        self._start = self._looked = self._still = now()
+        self._start = self._looked = self._still = start
         self._uses: list[CpuUse] = []
 
-    def late(self, pids: Sequence[int]) -> bool:
+    def reason(self, pids: Sequence[int], look: bool) -> str:
+        """Return the reason to end the run: time, starved, threads, files; empty: there is none.
+
+        ``look``: whether to look for threads and files.
+        """
+        return self._late(pids) or (self._excess(pids) if look else "")
+
+    def _late(self, pids: Sequence[int]) -> str:
         """Return whether the run has used its time, without that in which its processes waited for a CPU.
 
         A process that is runnable computes, which the kernel limits, or waits. A wait that has not ended is in no
@@ -69,7 +76,7 @@ class RunWatch:
         now = self._now()
         passed = now - self._start
         if passed < self._seconds:
-            return False
+            return ""
         uses = [self._read(pid) for pid in pids]
         if uses != self._uses:
             self._uses, self._still = uses, self._looked
@@ -77,25 +84,23 @@ class RunWatch:
         runnable = any(use.runnable for use in uses)
         last = passed >= self._seconds * (1 + MAX_WAITING)
         if runnable and not last:
-            return False
+            return ""
         own = passed - sum(use.waited for use in uses) - (now - self._still if runnable else 0.0)
         if own >= self._seconds:
-            self.why = "time"
-        elif last:
-            self.why = STARVED
-        return bool(self.why)
+            return "time"
+        return STARVED if last else ""
 
-    def look(self, pids: Sequence[int]) -> None:
-        """Set :attr:`why` if the run has too many threads or files."""
+    def _excess(self, pids: Sequence[int]) -> str:
         for pid, process in zip(pids, self._processes, strict=True):
             with contextlib.suppress(OSError):
                 if os.stat(f"/proc/{pid}/task").st_nlink - 2 > MAX_THREADS:
-                    self.why = "threads"
+                    return "threads"
             if process["files"]:
                 try:
                     check_use(self._scratch, pid, process["limits"]["files"])
                 except ScratchExceededError:
-                    self.why = "files"
+                    return "files"
+        return ""
 
 
 def cpu_use(pid: int) -> CpuUse:

@@ -21,6 +21,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -100,10 +101,10 @@ class Zygote:
             try:
                 answer = self._run(_parsed(message), descriptors)
             except OSError as error:  # no process left, no memory
-                answer = {"error": str(error)}
-            self._connection.send(json.dumps(answer).encode())
+                answer = json.dumps({"error": str(error)})
+            self._connection.send(answer.encode())
 
-    def _run(self, request: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:
+    def _run(self, request: dict[str, Any], descriptors: Sequence[int]) -> str:
         pids: list[int] = []
         processes = request["processes"]
         try:
@@ -114,17 +115,16 @@ class Zygote:
                 os.close(descriptor)
             if len(pids) < len(processes):
                 self._kill(pids)
-        watch = RunWatch(self._scratch, request)
         try:
-            ends = self._supervise(pids, watch)
+            ends, why = self._supervise(pids, request)
         finally:
             if self._scratch:
                 empty(self._scratch)
         for status, _ in ends:
             if status:
                 with contextlib.suppress(BlockingIOError):
-                    return {"error": os.read(self._failures, 4096).decode()}
-        return {"ends": ends, "why": watch.why}
+                    return json.dumps({"error": os.read(self._failures, 4096).decode()})
+        return f'{{"ends": {ends}, "why": "{why}"}}'  # lists of numbers are JSON
 
     def _fork(self, process: dict[str, Any], descriptors: Sequence[int]) -> int:
         calls = self._confinements[process["files"]].prepare(process["limits"])
@@ -151,32 +151,36 @@ class Zygote:
         finally:
             os._exit(1)
 
-    def _supervise(self, pids: list[int], watch: RunWatch) -> list[list[float]]:
-        """Wait until the first process has ended; then end the other one. Returns status and CPU seconds of each."""
+    def _supervise(self, pids: list[int], request: dict[str, Any]) -> tuple[list[list[float]], str]:
+        """Wait until the first process has ended; then end the other one.
+
+        Returns:
+            Status and CPU seconds of each, and the reason to end the run, if there was one.
+        """
         ends: dict[int, list[float]] = {}
+        start, watch, why = time.monotonic(), None, ""
         while True:
             ready = self._waiting.poll(TICK_SECONDS * 1000)
             for descriptor, _ in ready:
                 if descriptor == self._ended:
                     os.read(descriptor, 4096)
                 elif self._connection.recv(MAX_REQUEST):
-                    watch.why = "ended"
+                    why = "ended"
                 else:
                     self._kill(pids)
                     sys.exit(0)
             _reap(pids, ends)
-            if pids[0] in ends:
+            if pids[0] in ends or why:
                 break
-            if not ready:
-                watch.look(pids)
-            if watch.why or watch.late(pids):
+            watch = watch or RunWatch(self._scratch, request, start)
+            if why := watch.reason(pids, look=not ready):
                 break
         if len(ends) < len(pids):
             self._kill([pid for pid in pids if pid not in ends])
             for pid in pids:
                 if pid not in ends:
                     ends[pid] = _end_of(os.wait4(pid, 0))
-        return [ends[pid] for pid in pids]
+        return [ends[pid] for pid in pids], why
 
     def _kill(self, pids: list[int]) -> None:
         for pid in pids:
