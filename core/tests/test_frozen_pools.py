@@ -81,6 +81,31 @@ def test_a_judge_is_one_pool_or_one_address(judged: dict[str, Any], config: dict
     assert found.startswith(sentence)
 
 
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"pool": "main"}, "spec.rewards[1].config.pool: 'main' is no pool with a model of its own; there are judge;"),
+        ({"pool": "judge", "model": "/m"}, "spec.rewards[1].config: model and pool are given; give exactly one"),
+        ({}, "spec.rewards[1].config: no model is given; give exactly one of model, pool"),
+        ({"pool": "judge", "device": "cuda"}, "spec.rewards[1].config: device has no meaning with pool"),
+        ({"pool": "judge", "maxTokens": 65}, "spec.rewards[1].config.maxTokens: 65 exceeds the maxModelLength 64 of"),
+    ],
+)
+def test_a_reward_model_is_one_pool_or_one_directory(
+    judged: dict[str, Any], config: dict[str, Any], sentence: str
+) -> None:
+    judged["spec"]["rewards"][1] |= {"builtin": "reward_model", "config": config}
+    [found] = refusals(judged)
+    assert found.startswith(sentence)
+
+
+def test_a_reward_model_in_a_pool_needs_no_length(judged: dict[str, Any]) -> None:
+    judged["spec"]["rewards"][1] |= {"builtin": "reward_model", "config": {"pool": "judge"}}
+    validate(judged)
+    judged["spec"]["rewards"][1]["config"]["maxTokens"] = 64
+    validate(judged)
+
+
 def test_a_job_needs_a_pool_for_training_besides_a_frozen_one(judged: dict[str, Any]) -> None:
     del judged["spec"]["rollouts"][0]
     assert "spec.rollouts: no pool is for training; set purpose: training in one of them" in refusals(judged)

@@ -200,7 +200,9 @@ def test_the_factory_of_a_built_in_reward_is_in_this_package(name: str) -> None:
     """The source is read: an import of all their libraries takes seconds, and other tests use the scorers."""
     module, _, attribute = str(REWARDS[name].make).partition(":")
     source = Path(main.__file__).with_name(f"{module.rpartition('.')[2]}.py")
-    defined = {node.name for node in ast.parse(source.read_text()).body if isinstance(node, ast.ClassDef)}
+    defined = {
+        node.name for node in ast.parse(source.read_text()).body if isinstance(node, ast.ClassDef | ast.FunctionDef)
+    }
     assert module.startswith("rljob.rewards.") and attribute in defined
 
 

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer, unused_port
 from e2e.fakes.chat_server import ChatServer
 from rljob.api.rewards import REWARDS, NotScored, Unavailable
 from rljob.protocol.score_messages import Score, ScoreItem
-from rljob.rewards import chat_api
+from rljob.rewards import model_api
 from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.judge_reward import JudgeReward
 from rljob.rewards.pool import Pool
@@ -26,8 +26,8 @@ ITEM = {"sample": "s0", "task": "sums", "prompt": "1+1=", "completion": "2", "fi
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_api, "FIRST_BACKOFF_SECONDS", 0.001)
-    monkeypatch.setattr(chat_api, "LAST_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(model_api, "FIRST_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(model_api, "LAST_BACKOFF_SECONDS", 0.001)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ async def test_the_failures_of_a_message_are_remembered_while_its_sample_is_aske
             waits.set()
         return float(value or 0)
 
-    monkeypatch.setattr(chat_api, "retry_after_seconds", seconds)
+    monkeypatch.setattr(model_api, "retry_after_seconds", seconds)
     gone = web.Response(status=503, headers={"Retry-After": "60"})
     server = verdicts(web.Response(status=500), web.Response(status=500), gone, web.Response(status=500))
     async with running(server) as urls:
@@ -127,7 +127,7 @@ async def test_a_message_is_asked_again_unless_it_had_most_of_its_time_with_an_e
     judge: Callable[..., JudgeReward], monkeypatch: pytest.MonkeyPatch, end: float, error: type[Exception]
 ) -> None:
     times = iter([0.0, 0.0, 1.0, end])  # begin, first engine, second engine, end of the sample's time
-    monkeypatch.setattr(chat_api, "monotonic", lambda: next(times))
+    monkeypatch.setattr(model_api, "monotonic", lambda: next(times))
     started, forever = asyncio.Event(), asyncio.Event()
 
     async def slow(_: web.Request) -> web.Response:

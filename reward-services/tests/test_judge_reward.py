@@ -14,15 +14,15 @@ from aiohttp.test_utils import TestServer, unused_port
 from e2e.fakes.chat_server import ChatServer, completion
 from rljob.api.rewards import REWARDS, NotScored
 from rljob.protocol.score_messages import ScoreItem
-from rljob.rewards import chat_api
+from rljob.rewards import model_api
 from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.judge_reward import JudgeReward
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_api, "FIRST_BACKOFF_SECONDS", 0.001)
-    monkeypatch.setattr(chat_api, "LAST_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(model_api, "FIRST_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(model_api, "LAST_BACKOFF_SECONDS", 0.001)
 
 
 @asynccontextmanager
@@ -139,7 +139,7 @@ async def test_a_pair_with_one_verdict_is_not_scored() -> None:
 
 
 async def test_a_reply_is_read_up_to_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_api, "MAX_REPLY_BYTES", 1000)
+    monkeypatch.setattr(model_api, "MAX_REPLY_BYTES", 1000)
     async with judging(ChatServer(lambda message: "x" * 2000)) as reward:
         with pytest.raises(NotScored, match="longer than 1,000 bytes"):
             await reward(prompt="", completion="", problem={})
@@ -160,7 +160,7 @@ async def test_retry_after_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr(chat_api.asyncio, "sleep", sleep)
+    monkeypatch.setattr(model_api.asyncio, "sleep", sleep)
     replies = iter([web.Response(status=429, headers={"Retry-After": "7"})])
     async with judging(ChatServer(lambda message: next(replies, "<score>10</score>"))) as reward:
         await reward(prompt="", completion="", problem={})

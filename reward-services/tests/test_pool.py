@@ -14,6 +14,7 @@ import time
 import psutil
 import pytest
 
+from rljob.api.rewards import NotScored, Unavailable
 from rljob.protocol.score_messages import MAX_SCORE_BYTES, Score, ScoreItem
 from rljob.rewards import metrics, pool
 from rljob.rewards.evaluate import RewardEvaluator
@@ -312,3 +313,50 @@ def test_workers_die_with_a_service_that_is_killed():
     finally:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(worker, signal.SIGKILL)
+
+
+def kinds() -> dict[str, float]:
+    """Return the samples without a score so far by kind of error."""
+    (family,) = metrics.ERRORS.collect()
+    return {each.labels["kind"]: each.value for each in family.samples if each.name.endswith("_total")}
+
+
+def by_completion(completion: str) -> object:
+    if completion == DIE:
+        os._exit(3)
+    if completion == HANG:
+        while True:
+            pass
+    if completion == "refuse":
+        return NotScored("took longer than usual")
+    if completion == "away":
+        raise Unavailable("no engine")
+    unusable = {"nan": float("nan"), "none": None, "large": (1.0, {"m": 1e300})}
+    return unusable[completion] if completion else 1 / 0
+
+
+async def test_samples_without_a_score_are_counted_by_kind():
+    wanted = {"raised": 1, "not_scored": 1, "unavailable": 1, "unusable": 3, "crash": 1, "timeout": 1}
+    texts = ["", "refuse", "away", "nan", "none", "large", DIE, HANG]
+    before = kinds()
+    async with Pool(RewardEvaluator(by_completion, "took"), "took", processes=1, timeout_seconds=0.5) as pool:
+        scores = [(await pool.score([item(f"g{i}", text)]))[0] for i, text in enumerate(texts)]
+    assert all(each.error for each in scores)
+    after = kinds()
+    assert {kind: after[kind] - before.get(kind, 0) for kind in after if after[kind] > before.get(kind, 0)} == wanted
+
+
+async def test_samples_in_flight_and_in_the_queue_are_counted():
+    def value(gauge) -> float:
+        return gauge.collect()[0].samples[0].value
+
+    async with Pool(Each(score), "r", processes=1, timeout_seconds=600) as pool:
+        asking = [asyncio.create_task(pool.score([item(f"g{i}", HANG)])) for i in range(40)]
+        async with asyncio.timeout(60):
+            while not value(metrics.IN_FLIGHT):
+                await asyncio.sleep(0.01)
+        assert value(metrics.IN_FLIGHT) + value(metrics.QUEUED) == 40
+        assert value(metrics.IN_FLIGHT) <= 32
+        for each in asking:
+            each.cancel()
+    assert value(metrics.IN_FLIGHT) == 0

@@ -193,6 +193,37 @@ async def test_a_server_that_answers_nothing_is_replaced() -> None:
         assert answer[0] == 200
 
 
+@pytest.mark.parametrize("path", ["/classify", "/pooling"])
+async def test_a_server_that_classifies_is_asked_for_an_output_before_it_is_replaced(path: str) -> None:
+    """It has no completions, so that their status would say nothing about its engine."""
+    probes: list[Any] = []
+    probed = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        body = await request.json()
+        if "messages" in body:
+            await asyncio.sleep(1000)
+        probes.append(body)
+        probed.set()
+        return web.json_response({"data": []})
+
+    chat = ChatServer(lambda message: "yes")
+    app = chat.app
+
+    def classifying() -> web.Application:
+        made = app()
+        made.router.add_post(path, answer)
+        return made
+
+    chat.app = classifying  # type: ignore[method-assign]
+    async with running(FakeServer(chat).start, stall_seconds=0.2) as post:
+        asking = asyncio.create_task(served(partial(post, path)))
+        async with asyncio.timeout(60):
+            await probed.wait()
+        asking.cancel()
+    assert probes[0] == {"model": "judge", "input": [0]}
+
+
 async def test_a_request_whose_client_leaves_ends_at_the_engine() -> None:
     left, started = asyncio.Event(), asyncio.Event()
     chat = ChatServer(lambda message: "yes")

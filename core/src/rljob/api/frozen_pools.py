@@ -54,7 +54,15 @@ def _rewards(spec: RLJobSpec) -> Iterator[str]:
                 "rollouts whose model is not policy"
             )
             continue
-        tokens, length = reward.config.get("maxTokens", DEFAULT_TOKENS), pools[named].max_model_length
+        tokens, length = reward.config.get("maxTokens"), pools[named].max_model_length
+        if reward.builtin == "reward_model":
+            if isinstance(tokens, int) and tokens > length:
+                yield (
+                    f"rewards[{i}].config.maxTokens: {tokens} exceeds the maxModelLength {length} of pool {named}, "
+                    "which refuses longer samples; lower it"
+                )
+            continue
+        tokens = DEFAULT_TOKENS if tokens is None else tokens
         if isinstance(tokens, int) and tokens >= length:
             yield (
                 f"rewards[{i}].config.maxTokens: {tokens} leaves no room for a prompt in pool {named}, whose "

@@ -15,7 +15,15 @@ from rljob.protocol.score_messages import MAX_ERROR, MAX_MAGNITUDE, Score, Score
 FIELDS = ("prompt", "completion", "finish", "problem", "task", "turns", "response_tokens", "metadata")
 """Possible parameters of a reward: fields of a ScoreItem."""
 
-
+KINDS = {
+    " raised ": "raised",
+    " did not score the sample": "not_scored",
+    " cannot score now": "unavailable",
+    " took longer than ": "timeout",
+    " returned ": "unusable",
+    ": the worker ": "crash",
+}
+"""How the errors of a reward continue after its name → kind of error."""
 Send = Callable[[Score], None]
 
 
@@ -172,6 +180,16 @@ async def _limited(work: Awaitable[Any], seconds: float | None) -> Any:
 def time_limit_sentence(name: str, seconds: float) -> str:
     """Return the error of a sample that took longer than its limit."""
     return f"reward {name} took longer than {seconds:g} s"
+
+
+def error_kind(name: str, error: str) -> str:
+    """Return the kind of an error of reward ``name``, for metrics: raised, not_scored, unavailable, timeout, unusable
+    (what it returned is no score), crash or other."""
+    rest = error.removeprefix(f"reward {name}").removeprefix("the reward")
+    for beginning, kind in KINDS.items():
+        if rest != error and rest.startswith(beginning):
+            return kind
+    return "other"
 
 
 def error_score(sample: str, reason: str) -> Score:

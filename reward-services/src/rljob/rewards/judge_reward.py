@@ -11,10 +11,11 @@ from rljob.api.rewards import NotScored
 from rljob.api.rewards.kinds.judge import JudgeOptions
 from rljob.api.tasks import Task
 from rljob.api.templates import text_of
-from rljob.protocol.environment import pool_token, pool_urls
+from rljob.protocol.environment import pool_token
 from rljob.rewards.chat_api import ChatApi
 from rljob.rewards.judge_prompt import pairwise_prompt, pointwise_prompt
 from rljob.rewards.judge_verdict import read_choice, read_score
+from rljob.rewards.model_api import urls_of_pool
 
 SHOWN = 200  # characters at the end of a reply without a verdict
 
@@ -83,10 +84,7 @@ def _api(options: JudgeOptions) -> ChatApi:
     """
     settings = options.max_tokens, options.temperature
     if options.pool is not None:
-        known = pool_urls()
-        if options.pool not in known:
-            raise ValueError(f"pool {options.pool!r} is not in RLJOB_POOL_URLS, which rljob sets; there are {[*known]}")
-        urls = [f"{url}/v1" for url in known[options.pool]]
+        urls = [f"{url}/v1" for url in urls_of_pool(options.pool)]
         return ChatApi(urls, options.pool, *settings, pool_token(), returns=True)
     assert options.url is not None and options.model is not None, "the options require them"
     token = os.environ.get(options.token_variable, "") if options.token_variable is not None else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 REGISTRY = CollectorRegistry()
 
@@ -19,3 +19,6 @@ REJECTED = Counter(
     "rljob_reward_rejected_requests", "Requests refused: no token, too large, or malformed", registry=REGISTRY
 )
 FAILURES = Counter("rljob_reward_failures", "Samples answered with an error, including time-outs", registry=REGISTRY)
+ERRORS = Counter("rljob_reward_errors", "Samples that got no score, by kind of error", ["kind"], registry=REGISTRY)
+QUEUED = Gauge("rljob_reward_queued_samples", "Samples that wait for a worker", registry=REGISTRY)
+IN_FLIGHT = Gauge("rljob_reward_samples_in_flight", "Samples that a worker has", registry=REGISTRY)

@@ -23,7 +23,7 @@ import msgspec
 from rljob.protocol.backoff import Backoff
 from rljob.protocol.score_messages import MAX_SCORE_BYTES, Score, ScoreItem
 from rljob.rewards import metrics
-from rljob.rewards.evaluate import error_score, time_limit_sentence
+from rljob.rewards.evaluate import error_kind, error_score, time_limit_sentence
 from rljob.rewards.orphans import kill_with_descendants
 from rljob.rewards.worker import Evaluator, fork_worker
 
@@ -142,9 +142,12 @@ class Pool:
         self._queue: asyncio.Queue[_Job] = asyncio.Queue()
         self.workers: set[int] = set()
         """Process ids of the workers."""
+        self._in_use: set[_Worker] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Pool:
+        metrics.QUEUED.set_function(lambda: self.waiting)
+        metrics.IN_FLIGHT.set_function(lambda: sum(len(worker.chunk) for worker in self._in_use))
         self._tasks = [asyncio.create_task(self._keep_worker()) for _ in range(self._processes)]
         return self
 
@@ -177,7 +180,7 @@ class Pool:
         try:
             job.text = _encoder.encode(item)
         except (ValueError, RecursionError) as error:
-            _answer(job, error_score(item.sample, f"the sample cannot be passed to a worker: {error}"))
+            self._answer(job, error_score(item.sample, f"the sample cannot be passed to a worker: {error}"))
         else:
             self._queue.put_nowait(job)
         return job
@@ -189,6 +192,7 @@ class Pool:
             try:
                 worker = _Worker(self._evaluator, self._timeout, self._memory)
                 self.workers.add(worker.pid)
+                self._in_use.add(worker)
                 await self._use(worker)
             except Exception:  # no process left, or a defect of this module: without workers all samples would wait
                 log.exception("reward %s: a worker cannot be used; trying another one", self._name)
@@ -210,6 +214,7 @@ class Pool:
         finally:
             how = worker.end()
             self.workers.discard(worker.pid)
+            self._in_use.discard(worker)
             if worker.chunk and error is not None:
                 if self._evaluator.together and len(worker.chunk) > 1:
                     for job in worker.chunk:
@@ -229,7 +234,7 @@ class Pool:
                 metrics.SECONDS.observe(time.perf_counter() - started)
                 if score.error == time_limit_sentence(self._name, self._timeout):  # of an async scorer
                     metrics.TIMEOUTS.inc()
-                _answer(worker.chunk.popleft(), score)
+                self._answer(worker.chunk.popleft(), score)
 
     def _seconds_for(self, samples: int) -> float:
         """Return the limit for the next answer of a worker that scores a chunk with ``samples`` left."""
@@ -258,21 +263,22 @@ class Pool:
         if isinstance(error, SampleTimeoutError):
             metrics.TIMEOUTS.inc()
             log.warning("reward %s: sample %s timed out, its worker is replaced", self._name, job.sample)
-            _answer(job, error_score(job.sample, time_limit_sentence(self._name, self._timeout)))
+            self._answer(job, error_score(job.sample, time_limit_sentence(self._name, self._timeout)))
             return
         metrics.CRASHES.inc()
         what = f"{error} ({how})" if isinstance(error, WorkerExitedError) else str(error)
         log.warning("reward %s: a worker %s on sample %s", self._name, what, job.sample)
         if job.tries >= TRIES:
-            _answer(job, error_score(job.sample, f"reward {self._name}: the worker {what} twice on this sample"))
+            self._answer(job, error_score(job.sample, f"reward {self._name}: the worker {what} twice on this sample"))
         else:
             self._queue.put_nowait(job)
 
-
-def _answer(job: _Job, score: Score) -> None:
-    metrics.SAMPLES.inc()
-    if score.error and not score.later:
-        metrics.FAILURES.inc()
-        log.debug("sample %s: %s", score.sample, score.error)  # the score carries it to the runner
-    if not job.result.done():
-        job.result.set_result(score)
+    def _answer(self, job: _Job, score: Score) -> None:
+        metrics.SAMPLES.inc()
+        if score.error:
+            metrics.ERRORS.labels(error_kind(self._name, score.error)).inc()
+        if score.error and not score.later:
+            metrics.FAILURES.inc()
+            log.debug("sample %s: %s", score.sample, score.error)  # the score carries it to the runner
+        if not job.result.done():
+            job.result.set_result(score)

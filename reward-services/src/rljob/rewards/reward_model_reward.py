@@ -30,11 +30,12 @@ class RewardModelReward:
     """
 
     def __init__(self, options: RewardModelOptions, tasks: Sequence[Task]) -> None:
-        self._options = options
+        assert options.model is not None
+        self._options, self._directory = options, options.model
         if not (Path(options.model) / "config.json").is_file():
             raise ValueError(f"model {options.model} is no directory of a model: it lacks config.json; correct it")
         torch.set_num_threads(1)  # a worker is a process; threads of the service would not survive the fork
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(options.model, local_files_only=True)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(self._directory, local_files_only=True)
         if options.format == "chat" and not self._tokenizer.chat_template:
             raise ValueError(f"the tokenizer of {options.model} has no chat template; set format: text")
         self._model: Any = None
@@ -64,7 +65,7 @@ class RewardModelReward:
 
     def _load(self) -> None:
         options = self._options
-        self._model = AutoModelForSequenceClassification.from_pretrained(options.model, local_files_only=True).eval()
+        self._model = AutoModelForSequenceClassification.from_pretrained(self._directory, local_files_only=True).eval()
         if options.label >= self._model.config.num_labels:
             raise ValueError(f"label {options.label}: the model has {self._model.config.num_labels} labels; lower it")
         self._pad = self._padding()
@@ -77,7 +78,7 @@ class RewardModelReward:
         for token in known:
             if token is not None and 0 <= token < self._model.config.vocab_size:
                 return int(token)
-        raise ValueError(f"{self._options.model} has neither a padding nor an end token; add one to its config.json")
+        raise ValueError(f"{self._directory} has neither a padding nor an end token; add one to its config.json")
 
     def _tokens(self, prompt: str, completion: str, problem: dict[str, Any]) -> list[int]:
         question = prompt if self._options.column is None else text_of(problem, self._options.column)

@@ -32,7 +32,8 @@ from rljob.rollout.supervisor import EngineProcess
 
 log = logging.getLogger(__name__)
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/classify", "/pooling")
+POOLING_PATHS = ("/classify", "/pooling")
+PATHS = ("/v1/chat/completions", "/v1/completions", *POOLING_PATHS)
 """Paths of POST requests that are forwarded."""
 MAX_REQUEST_BYTES = 16 << 20
 MAX_ANSWER_BYTES = 64 << 20
@@ -68,6 +69,7 @@ class FrozenEngine:
         self._session: aiohttp.ClientSession | None = None  # to a healthy server
         self._replace: asyncio.Future[str] | None = None
         self._in_flight = 0
+        self._path = PATHS[0]  # of the last request
         self._answered = 0.0  # time of the loop
         host, port = host_and_port(listen)
         check = token_check([token])
@@ -122,6 +124,7 @@ class FrozenEngine:
         if not self._in_flight:
             self._note_answer()
         self._in_flight += 1
+        self._path = path
         try:
             async with session.post(f"{engine.url}{path}", data=body) as response:
                 content = await _read(response.content)
@@ -171,7 +174,7 @@ class FrozenEngine:
 
     async def _watch(self) -> None:
         """Replace a server that has requests and answers none. A long answer is no stall: if no request has ended
-        during half of ``stall_seconds``, the server must answer a request for one token in the other half."""
+        during half of ``stall_seconds``, the server must answer a request of one token in the other half."""
         half = self._stall_seconds / 2
         while True:
             await asyncio.sleep(half / 4)
@@ -179,16 +182,24 @@ class FrozenEngine:
             silent = asyncio.get_running_loop().time() - self._answered
             if not self._in_flight or silent < half or session is None or engine is None:
                 continue
-            probe = msgspec.json.encode({"model": self.model, "prompt": [0], "max_tokens": 1})
+            path, fields = _probe(self._path)
+            probe = msgspec.json.encode({"model": self.model} | fields)
             with contextlib.suppress(aiohttp.ClientError, OSError):  # its end is noticed elsewhere
                 try:
-                    async with asyncio.timeout(half), session.post(f"{engine.url}/v1/completions", data=probe):
+                    async with asyncio.timeout(half), session.post(f"{engine.url}{path}", data=probe):
                         self._note_answer()
                 except TimeoutError:
                     if session is self._session:
                         self._request_replacement(
                             f"the engine answered nothing for {self._stall_seconds:g} s (failurePolicy.stallSeconds)"
                         )
+
+
+def _probe(path: str) -> tuple[str, dict[str, Any]]:
+    """Return path and fields of a small request that needs the engine; a model either generates or classifies."""
+    if path in POOLING_PATHS:
+        return path, {"input": [0]}
+    return "/v1/completions", {"prompt": [0], "max_tokens": 1}
 
 
 def _away(sentence: str) -> RequestRejectedError:
