@@ -1,4 +1,4 @@
-"""A run for which the machine had no CPU: the runner asks for its sample again, and it never counts as 0."""
+"""A run for which the machine had no CPU: the runner asks for its sample again, and it never counts as 0. A sandbox that fails is used once more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rljob.protocol.score_messages import Score, ScoreItem
 from rljob.rewards import code_reward
 from rljob.rewards.code_reward import CodeReward
 from rljob.rewards.evaluate import RewardEvaluator
-from rljob.rewards.sandbox.code_sandbox import CodeSandbox, Limits, StarvedError
+from rljob.rewards.sandbox.code_sandbox import CodeSandbox, Limits, SandboxError, SandboxRun, StarvedError
 from rljob.rewards.sandbox.isolation import Isolation
 
 ITEM = ScoreItem("s0", "sums", "", "```\nprint(42)\n```", "stop", {"tests": [{"input": "", "output": "42"}] * 3})
@@ -55,3 +55,22 @@ def test_a_program_that_sleeps_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
     reward = CodeReward(REWARDS["code"].parse({}), [])
     monkeypatch.setattr(reward, "_sandbox", sandbox(monkeypatch, ended("time")))
     assert RewardEvaluator(reward, "passes")(ITEM) == Score("s0", 0.0, {"answered": 1.0}, "")
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_sandbox_that_fails_is_used_once_more(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+    """The zygote may have been killed for the memory of another run; a program that ends it each time has an error."""
+    monkeypatch.setattr(code_reward, "find_isolation", lambda: Isolation({"landlock": "", "seccomp": ""}, {}))
+    reward = CodeReward(REWARDS["code"].parse({}), [])
+    left = [SandboxError("the zygote has ended")] * failures
+
+    class Box:
+        def run_program(self, *_: object) -> SandboxRun:
+            if left:
+                raise left.pop()
+            return SandboxRun(b"42", 0, 0.01, "", 0.01)
+
+    monkeypatch.setattr(reward, "_sandbox", Box())
+    score = RewardEvaluator(reward, "passes")(ITEM)
+    assert (score.reward, score.later) == (1.0 if failures == 1 else 0.0, False)
+    assert score.error == ("" if failures == 1 else "reward passes raised SandboxError: the zygote has ended")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -31,47 +31,48 @@ def near(seconds: float) -> object:
 
 
 def asleep(now: float) -> CpuUse:
-    return CpuUse(False, 0.01, 0.0)
+    return CpuUse(False, 0.0)
+
+
+def runnable(now: float) -> CpuUse:
+    """A program that waits for a CPU: the kernel counts a wait when it ends."""
+    return CpuUse(True, 0.0)
+
+
+LONGEST = CLOCK * (1 + MAX_WAITING)
 
 
 def test_a_sleeping_program_is_ended_by_the_clock() -> None:
     assert ended(asleep) == ("time", near(CLOCK))
+    assert ended(asleep, first_look=100.0) == ("time", 100.0), "however late the zygote looks"
 
 
 def test_a_program_that_never_gets_a_cpu_has_no_verdict() -> None:
-    assert ended(lambda now: CpuUse(True, 0.0, 0.0)) == (STARVED, near(CLOCK * (1 + MAX_WAITING)))
+    assert ended(runnable) == (STARVED, near(LONGEST))
 
 
-def test_a_program_that_never_gets_a_cpu_has_no_verdict_if_the_zygote_gets_none_either() -> None:
-    never = CpuUse(True, 0.0, 0.0)
-    assert ended(lambda now: never, first_look=8.0)[0] == STARVED
-    assert ended(lambda now: never, first_look=200.0 / 3)[0] == STARVED
+@pytest.mark.parametrize("first_look", [8.0, 100.0])
+def test_a_program_that_never_gets_a_cpu_has_no_verdict_if_the_zygote_gets_none_either(first_look: float) -> None:
+    assert ended(runnable, first_look=first_look)[0] == STARVED
 
 
 def test_a_wait_that_has_ended_is_none_of_the_programs_time() -> None:
-    def waits_then_sleeps(now: float) -> CpuUse:  # the kernel counts a wait when it ends
-        return CpuUse(True, 0.0, 0.0) if now < 4 else CpuUse(False, 0.1, 4.0)
-
-    assert ended(waits_then_sleeps) == ("time", near(4 + CLOCK))
+    assert ended(lambda now: runnable(now) if now < 4 else CpuUse(False, 4.0)) == ("time", near(4 + CLOCK))
 
 
 def test_a_program_that_waits_for_a_cpu_most_of_the_time_has_no_verdict() -> None:
-    assert ended(lambda now: CpuUse(True, 0.05 * now, 0.9 * now)) == (STARVED, near(CLOCK * (1 + MAX_WAITING)))
+    assert ended(lambda now: CpuUse(False, 0.9 * now)) == (STARVED, near(LONGEST))
 
 
-def test_a_program_that_computes_is_left_to_the_limit_of_cpu_seconds() -> None:
-    """The kernel ends it at ``seconds``, here not at all."""
-    assert ended(lambda now: CpuUse(True, now, 0.0)) == ("time", near(CLOCK * (1 + MAX_WAITING)))
-
-
-def test_a_program_that_wakes_for_each_look_gets_no_more_than_the_longest_time() -> None:
-    """It sleeps between looks and computes during them, so it is runnable whenever the zygote looks."""
-    assert ended(lambda now: CpuUse(True, now / 20, 0.0)) == ("time", near(CLOCK * (1 + MAX_WAITING)))
+def test_a_program_that_computes_is_left_to_the_limit_of_cpu_seconds_and_then_to_the_clock() -> None:
+    """It has ended, or sleeps, before the longest time: the kernel ends it at ``seconds`` of CPU."""
+    assert ended(lambda now: CpuUse(now < 3, 0.0)) == ("time", near(3))
 
 
 def test_the_tests_sleep_while_the_program_waits_for_a_cpu() -> None:
-    assert ended(asleep, lambda now: CpuUse(True, 0.0, 0.0))[0] == STARVED
-    assert ended(asleep, asleep)[0] == "time"
+    assert ended(asleep, runnable)[0] == STARVED
+    assert ended(asleep, asleep) == ("time", near(CLOCK))
+    assert ended(lambda now: CpuUse(False, 1.0), lambda now: CpuUse(False, 2.0)) == ("time", near(CLOCK + 3))
 
 
 def test_nothing_is_read_before_the_limit() -> None:
@@ -82,10 +83,34 @@ def test_nothing_is_read_before_the_limit() -> None:
     assert watch.reason([1], look=False) == ""
 
 
-def test_the_use_of_a_process_is_that_of_its_threads() -> None:
-    use = cpu_use(os.getpid())
-    assert use.runnable and use.spent > 0 and use.waited >= 0
-    assert use.spent == pytest.approx(time.process_time(), rel=0.5)
+def test_the_use_of_this_process_is_that_of_its_threads() -> None:
+    asleep = threading.Event()
+    thread = threading.Thread(target=asleep.wait)
+    thread.start()
+    found = cpu_use(os.getpid())
+    asleep.set()
+    thread.join()
+    assert found.runnable and found.waited >= 0
+
+
+def test_a_sleeping_process_is_not_runnable() -> None:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        for _ in range(1000):
+            if not (found := cpu_use(pid)).runnable:
+                break
+            os.sched_yield()
+            threading.Event().wait(0.01)
+        assert found == CpuUse(False, found.waited) and found.waited >= 0
+    finally:
+        os.close(writer)
+        os.close(reader)
+        os.waitpid(pid, 0)
 
 
 def test_the_use_of_a_process_that_has_ended_is_none() -> None:
@@ -93,4 +118,4 @@ def test_the_use_of_a_process_that_has_ended_is_none() -> None:
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    assert cpu_use(pid) == CpuUse(False, 0.0, 0.0)
+    assert cpu_use(pid) == CpuUse(False, 0.0)

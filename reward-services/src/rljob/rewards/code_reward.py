@@ -11,7 +11,7 @@ from typing import Any
 from rljob.api.rewards import Unavailable
 from rljob.api.rewards.kinds.code import CodeOptions, StdioTest, read_tests
 from rljob.api.tasks import Task
-from rljob.rewards.sandbox.code_sandbox import CodeSandbox, Limits, StarvedError
+from rljob.rewards.sandbox.code_sandbox import CodeSandbox, Limits, SandboxError, StarvedError
 from rljob.rewards.sandbox.isolation import LAYERS, find_isolation
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class CodeReward:
 
         Raises:
             ValueError: the row has no tests.
-            SandboxError: a run could not be made.
+            SandboxError: a run could not be made, twice.
             Unavailable: the machine had no CPU for a run.
         """
         tests = read_tests(problem, self._options)
@@ -65,10 +65,7 @@ class CodeReward:
         passed, total, spent = 0, 0, 0.0
         for test in tests:
             if spent < self._options.sample_seconds and (self._options.credit == "partial" or passed == total):
-                try:
-                    of_test, of_passed, seconds = self._run(program, test)
-                except StarvedError as error:
-                    raise Unavailable(str(error)) from error
+                of_test, of_passed, seconds = self._run_again(program, test)
                 passed, total, spent = passed + of_passed, total + of_test, spent + seconds
             else:
                 total += 1
@@ -78,6 +75,16 @@ class CodeReward:
     def close(self) -> None:
         """End the processes of the sandbox."""
         self._sandbox.close()
+
+    def _run_again(self, program: bytes, test: StdioTest | str) -> tuple[int, int, float]:
+        """Run a test, once more if the sandbox fails: its processes may have been killed with those of another run."""
+        try:
+            return self._run(program, test)
+        except StarvedError as error:
+            raise Unavailable(str(error)) from error
+        except SandboxError as error:
+            log.warning("%s; trying once more", error)
+            return self._run(program, test)
 
     def _run(self, program: bytes, test: StdioTest | str) -> tuple[int, int, float]:
         """Run a test; return the number of tests in it, how many passed, and the seconds that it took."""

@@ -24,12 +24,11 @@ STARVED = "starved"
 class CpuUse(NamedTuple):
     """What a process has had of the CPUs.
 
-    ``runnable``: whether a thread uses a CPU or waits for one. ``spent``: CPU seconds of its threads. ``waited``: the
-    longest time for which one of its threads waited for a CPU and then got it.
+    ``runnable``: whether a thread uses a CPU or waits for one. ``waited``: the longest time for which one of its
+    threads waited for a CPU and then got it, in seconds.
     """
 
     runnable: bool
-    spent: float
     waited: float
 
 
@@ -57,8 +56,7 @@ class RunWatch:
         self._seconds: float = request["seconds"]
         self._now = now
         self._read = read or cpu_use
-        self._start = self._looked = self._still = start
-        self._uses: list[CpuUse] = []
+        self._start = start
 
     def reason(self, pids: Sequence[int], look: bool) -> str:
         """Return the reason to end the run: time, starved, threads, files; empty: there is none.
@@ -71,24 +69,16 @@ class RunWatch:
         """Return whether the run has used its time, without that in which its processes waited for a CPU.
 
         A process that is runnable computes, which the kernel limits, or waits. A wait that has not ended is in no
-        counter of the kernel: it is the time since the last look at which a counter had changed.
+        counter of the kernel, and one of a container whose CPU time is limited never is, so the state counts first.
         """
-        now = self._now()
-        passed = now - self._start
+        passed = self._now() - self._start
         if passed < self._seconds:
             return ""
         uses = [self._read(pid) for pid in pids]
-        if uses != self._uses:
-            self._uses, self._still = uses, self._looked
-        self._looked = now
         runnable = any(use.runnable for use in uses)
-        last = passed >= self._seconds * (1 + MAX_WAITING)
-        if runnable and not last:
-            return ""
-        own = passed - sum(use.waited for use in uses) - (now - self._still if runnable else 0.0)
-        if own >= self._seconds:
+        if not runnable and passed - sum(use.waited for use in uses) >= self._seconds:
             return "time"
-        return STARVED if last else ""
+        return STARVED if passed >= self._seconds * (1 + MAX_WAITING) else ""
 
     def _excess(self, pids: Sequence[int]) -> str:
         for pid, process in zip(pids, self._processes, strict=True):
@@ -105,14 +95,8 @@ class RunWatch:
 
 def cpu_use(pid: int) -> CpuUse:
     """Return the CPU use of a process; what the kernel does not say is False and 0."""
-    threads = list(_threads(pid))
-    if not threads:
-        return CpuUse(False, 0.0, 0.0)
-    return CpuUse(
-        any(runnable for runnable, _, _ in threads),
-        sum(spent for _, spent, _ in threads),
-        max(waited for _, _, waited in threads),
-    )
+    threads = [CpuUse(False, 0.0), *_threads(pid)]
+    return CpuUse(any(thread.runnable for thread in threads), max(thread.waited for thread in threads))
 
 
 def _threads(pid: int) -> Iterator[CpuUse]:
@@ -122,7 +106,7 @@ def _threads(pid: int) -> Iterator[CpuUse]:
             with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
                 with open(f"{tasks}/{task}/stat", "rb") as file:
                     runnable = file.read().rpartition(b")")[2].split()[0] == b"R"
-                spent = waited = 0
+                waited = 0
                 with contextlib.suppress(FileNotFoundError), open(f"{tasks}/{task}/schedstat", "rb") as file:
-                    spent, waited = (int(field) for field in file.read().split()[:2])
-                yield CpuUse(runnable, spent / 1e9, waited / 1e9)
+                    waited = int(file.read().split()[1])
+                yield CpuUse(runnable, waited / 1e9)

@@ -132,9 +132,9 @@ class Zygote:
         if pid:
             return pid
         try:
+            os.dup2(self._failure, FAILURE)
             for hook in self.after_fork:
                 hook()
-            os.dup2(self._failure, FAILURE)
             signal.set_wakeup_fd(-1)
             for low, index in process["descriptors"].items():
                 os.dup2(descriptors[index], int(low))
