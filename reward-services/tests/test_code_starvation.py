@@ -1,4 +1,5 @@
-"""A run for which the machine had no CPU: the runner asks for its sample again, and it never counts as 0. A sandbox that fails is used once more."""
+"""Runs of code that the machine could not make: without a CPU the runner asks for the sample again, and it never counts
+as 0; a sandbox that fails is used once more."""
 
 from __future__ import annotations
 

@@ -78,13 +78,16 @@ class CodeReward:
 
     def _run_again(self, program: bytes, test: StdioTest | str) -> tuple[int, int, float]:
         """Run a test, once more if the sandbox fails: its processes may have been killed with those of another run."""
-        try:
-            return self._run(program, test)
-        except StarvedError as error:
-            raise Unavailable(str(error)) from error
-        except SandboxError as error:
-            log.warning("%s; trying once more", error)
-            return self._run(program, test)
+        for last in (False, True):
+            try:
+                return self._run(program, test)
+            except StarvedError as error:
+                raise Unavailable(str(error)) from error
+            except SandboxError as error:
+                if last:
+                    raise
+                log.warning("%s; trying once more", error)
+        raise AssertionError("the loop returns or raises")
 
     def _run(self, program: bytes, test: StdioTest | str) -> tuple[int, int, float]:
         """Run a test; return the number of tests in it, how many passed, and the seconds that it took."""
