@@ -31,12 +31,12 @@ def near(seconds: float) -> object:
 
 
 def asleep(now: float) -> CpuUse:
-    return CpuUse(False, 0.0)
+    return CpuUse(False, 0.01, 0.0)
 
 
 def runnable(now: float) -> CpuUse:
     """A program that waits for a CPU: the kernel counts a wait when it ends."""
-    return CpuUse(True, 0.0)
+    return CpuUse(True, 0.01, 0.0)
 
 
 LONGEST = CLOCK * (1 + MAX_WAITING)
@@ -57,22 +57,31 @@ def test_a_program_that_never_gets_a_cpu_has_no_verdict_if_the_zygote_gets_none_
 
 
 def test_a_wait_that_has_ended_is_none_of_the_programs_time() -> None:
-    assert ended(lambda now: runnable(now) if now < 4 else CpuUse(False, 4.0)) == ("time", near(4 + CLOCK))
+    assert ended(lambda now: runnable(now) if now < 4 else CpuUse(False, 0.01, 4.0)) == ("time", near(4 + CLOCK))
 
 
 def test_a_program_that_waits_for_a_cpu_most_of_the_time_has_no_verdict() -> None:
-    assert ended(lambda now: CpuUse(False, 0.9 * now)) == (STARVED, near(LONGEST))
+    assert ended(lambda now: CpuUse(False, 0.05 * now, 0.9 * now)) == (STARVED, near(LONGEST))
 
 
 def test_a_program_that_computes_is_left_to_the_limit_of_cpu_seconds_and_then_to_the_clock() -> None:
     """It has ended, or sleeps, before the longest time: the kernel ends it at ``seconds`` of CPU."""
-    assert ended(lambda now: CpuUse(now < 3, 0.0)) == ("time", near(3))
+    assert ended(lambda now: CpuUse(now < 3, min(now, 2.0), 0.0)) == ("time", near(3))
+
+
+def test_a_program_that_has_had_the_time_of_the_clock_on_a_cpu_is_ended() -> None:
+    """The limit of CPU seconds may be longer than that of the clock."""
+    assert ended(lambda now: CpuUse(True, 0.8 * now, 0.0)) == ("time", near(CLOCK / 0.8))
+    assert ended(lambda now: CpuUse(True, 0.4 * now, 0.0), lambda now: CpuUse(True, 0.4 * now, 0.0))[0] == "time"
 
 
 def test_the_tests_sleep_while_the_program_waits_for_a_cpu() -> None:
     assert ended(asleep, runnable)[0] == STARVED
     assert ended(asleep, asleep) == ("time", near(CLOCK))
-    assert ended(lambda now: CpuUse(False, 1.0), lambda now: CpuUse(False, 2.0)) == ("time", near(CLOCK + 3))
+    assert ended(lambda now: CpuUse(False, 0.01, 1.0), lambda now: CpuUse(False, 0.01, 2.0)) == (
+        "time",
+        near(CLOCK + 3),
+    )
 
 
 def test_nothing_is_read_before_the_limit() -> None:
@@ -91,6 +100,7 @@ def test_the_use_of_this_process_is_that_of_its_threads() -> None:
     asleep.set()
     thread.join()
     assert found.runnable and found.waited >= 0
+    assert found.spent > 0
 
 
 def test_a_sleeping_process_is_not_runnable() -> None:
@@ -106,7 +116,7 @@ def test_a_sleeping_process_is_not_runnable() -> None:
                 break
             os.sched_yield()
             threading.Event().wait(0.01)
-        assert found == CpuUse(False, found.waited) and found.waited >= 0
+        assert found == CpuUse(False, found.spent, found.waited) and found.spent > 0 and found.waited >= 0
     finally:
         os.close(writer)
         os.close(reader)
@@ -118,4 +128,4 @@ def test_the_use_of_a_process_that_has_ended_is_none() -> None:
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    assert cpu_use(pid) == CpuUse(False, 0.0)
+    assert cpu_use(pid) == CpuUse(False, 0.0, 0.0)

@@ -24,11 +24,12 @@ STARVED = "starved"
 class CpuUse(NamedTuple):
     """What a process has had of the CPUs.
 
-    ``runnable``: whether a thread uses a CPU or waits for one. ``waited``: the longest time for which one of its
-    threads waited for a CPU and then got it, in seconds.
+    ``runnable``: whether a thread uses a CPU or waits for one. ``spent``: CPU seconds of its threads. ``waited``: the
+    longest time for which one of its threads waited for a CPU and then got it, in seconds.
     """
 
     runnable: bool
+    spent: float
     waited: float
 
 
@@ -68,15 +69,17 @@ class RunWatch:
     def _late(self, pids: Sequence[int]) -> str:
         """Return whether the run has used its time, without that in which its processes waited for a CPU.
 
-        A process that is runnable computes, which the kernel limits, or waits. A wait that has not ended is in no
-        counter of the kernel, and one of a container whose CPU time is limited never is, so the state counts first.
+        A process that is runnable computes or waits. A wait that has not ended is in no counter of the kernel, and one
+        of a container whose CPU time is limited never is, so only the CPU seconds of such a process are its own.
         """
         passed = self._now() - self._start
         if passed < self._seconds:
             return ""
         uses = [self._read(pid) for pid in pids]
-        runnable = any(use.runnable for use in uses)
-        if not runnable and passed - sum(use.waited for use in uses) >= self._seconds:
+        own = sum(use.spent for use in uses)
+        if not any(use.runnable for use in uses):
+            own = max(own, passed - sum(use.waited for use in uses))
+        if own >= self._seconds:
             return "time"
         return STARVED if passed >= self._seconds * (1 + MAX_WAITING) else ""
 
@@ -95,8 +98,12 @@ class RunWatch:
 
 def cpu_use(pid: int) -> CpuUse:
     """Return the CPU use of a process; what the kernel does not say is False and 0."""
-    threads = [CpuUse(False, 0.0), *_threads(pid)]
-    return CpuUse(any(thread.runnable for thread in threads), max(thread.waited for thread in threads))
+    threads = [CpuUse(False, 0.0, 0.0), *_threads(pid)]
+    return CpuUse(
+        any(thread.runnable for thread in threads),
+        sum(thread.spent for thread in threads),
+        max(thread.waited for thread in threads),
+    )
 
 
 def _threads(pid: int) -> Iterator[CpuUse]:
@@ -106,7 +113,7 @@ def _threads(pid: int) -> Iterator[CpuUse]:
             with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
                 with open(f"{tasks}/{task}/stat", "rb") as file:
                     runnable = file.read().rpartition(b")")[2].split()[0] == b"R"
-                waited = 0
+                spent = waited = 0
                 with contextlib.suppress(FileNotFoundError), open(f"{tasks}/{task}/schedstat", "rb") as file:
-                    waited = int(file.read().split()[1])
-                yield CpuUse(runnable, waited / 1e9)
+                    spent, waited = (int(field) for field in file.read().split()[:2])
+                yield CpuUse(runnable, spent / 1e9, waited / 1e9)
