@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rljob.rewards.metrics import REGISTRY
+from rljob.rewards.evaluate import KINDS
+from rljob.rewards.metrics import ERROR_KINDS, ERRORS, REGISTRY
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
 
@@ -21,3 +22,9 @@ def test_docs_list_every_metric_with_its_type() -> None:
         for family in REGISTRY.collect()
     }
     assert sorted(map(tuple, rows)) == sorted(served)
+
+
+def test_every_kind_of_error_begins_at_0() -> None:
+    assert {*KINDS.values(), "other"} == set(ERROR_KINDS)
+    (family,) = ERRORS.collect()
+    assert {each.labels["kind"] for each in family.samples} == set(ERROR_KINDS)

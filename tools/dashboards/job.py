@@ -298,10 +298,19 @@ def dashboard() -> Dashboard:
             unit="s",
         ),
         graph(
+            "Samples in rewards",
+            "Samples that workers have, and those that wait for one.",
+            Query(f"sum by (rljob_role) (rljob_reward_samples_in_flight{{{JOB}}})", "{{rljob_role}} in flight"),
+            Query(f"sum by (rljob_role) (rljob_reward_queued_samples{{{JOB}}})", "{{rljob_role}} waiting"),
+        ),
+        graph(
             "Trouble of rewards",
-            "Timeouts and crashed workers per second.",
-            Query(_by_role("rljob_reward_timeouts_total"), "{{rljob_role}} timeouts"),
-            Query(_by_role("rljob_reward_worker_crashes_total"), "{{rljob_role}} crashes"),
+            "Samples without a score by kind of error, and crashed workers, per second.",
+            Query(
+                f"sum by (rljob_role, kind) ({_rate('rljob_reward_errors_total')})",
+                "{{rljob_role}} {{kind}}",
+            ),
+            Query(_by_role("rljob_reward_worker_crashes_total"), "{{rljob_role}} crashed workers"),
             unit="ops",
         ),
         graph(

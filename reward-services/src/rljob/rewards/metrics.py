@@ -22,3 +22,7 @@ FAILURES = Counter("rljob_reward_failures", "Samples answered with an error, inc
 ERRORS = Counter("rljob_reward_errors", "Samples that got no score, by kind of error", ["kind"], registry=REGISTRY)
 QUEUED = Gauge("rljob_reward_queued_samples", "Samples that wait for a worker", registry=REGISTRY)
 IN_FLIGHT = Gauge("rljob_reward_samples_in_flight", "Samples that a worker has", registry=REGISTRY)
+
+ERROR_KINDS = ("raised", "not_scored", "unavailable", "timeout", "unusable", "crash", "other")
+for _kind in ERROR_KINDS:
+    ERRORS.labels(_kind)  # begins at 0: a rate needs the value before the first error
