@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rljob.rewards.sandbox.code_sandbox import CodeSandbox, Limits, SandboxRun
+from rljob.rewards.sandbox.code_sandbox import CodeSandbox, Limits, SampleTime, SandboxRun, StarvedError
 from rljob.rewards.sandbox.isolation import Isolation, find_isolation
 
 
@@ -72,3 +72,12 @@ else:
         assert run(box, source).output == b"1\n"
     finally:
         box.close()
+
+
+def test_a_run_ends_at_the_end_of_its_samples_time_if_the_sample_has_waited_for_a_cpu(sandbox: CodeSandbox) -> None:
+    with pytest.raises(StarvedError):
+        sandbox.run_program(b"import time\ntime.sleep(600)", b"", 100, SampleTime(0.0, 0.0, waited=1e9))
+    given = sandbox.run_program(b"import time\ntime.sleep(0.3)\nprint(7)", b"", 100, SampleTime(0.0, 0.0))
+    assert given.output == b"7\n" and given.ok
+    assert 0 <= given.waited < 100
+    assert run(sandbox, "print(8)").output == b"8\n", "the next run is served"

@@ -84,6 +84,21 @@ def test_the_tests_sleep_while_the_program_waits_for_a_cpu() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("uses", "running", "waited"),
+    [
+        ([CpuUse(True, 2.0, 0.0)], True, 8.0),  # it has been waiting since
+        ([CpuUse(True, 2.0, 3.0)], False, 3.0),
+        ([CpuUse(False, 2.0, 3.0)], True, 3.0),  # it slept
+        ([CpuUse(False, 1.0, 4.0), CpuUse(False, 1.0, 5.0)], True, 8.0),  # not longer than the run
+        ([CpuUse(False, 0.0, 0.0)], True, 0.0),
+    ],
+)
+def test_how_long_a_run_has_waited(uses: list[CpuUse], running: bool, waited: float) -> None:
+    watch = RunWatch("", {"processes": [], "seconds": 2.5}, 0.0, lambda: 10.0, uses.__getitem__)
+    assert watch.waited(range(len(uses)), running) == waited
+
+
 def test_nothing_is_read_before_the_limit() -> None:
     def fail(pid: int) -> CpuUse:
         raise AssertionError

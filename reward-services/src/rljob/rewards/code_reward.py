@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from rljob.api.rewards import Unavailable
 from rljob.api.rewards.kinds.code import CodeOptions, StdioTest, read_tests
 from rljob.api.tasks import Task
-from rljob.rewards.sandbox.code_sandbox import CodeSandbox, Limits, SandboxError, StarvedError
+from rljob.rewards.sandbox.code_sandbox import CodeSandbox, Limits, SampleTime, SandboxError, SandboxRun, StarvedError
 from rljob.rewards.sandbox.isolation import LAYERS, find_isolation
 
 log = logging.getLogger(__name__)
 
 MIN_OUTPUT = 1 << 20
 """Bytes that a program may write, or twice the expected output if that is more."""
+TIME_SHARE = 0.9
+"""Part of the time limit of a sample after which the sample ends if it has waited for a CPU for most of it."""
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*$")
 _PYTHON = ("", "python", "python3", "py")
 
@@ -49,6 +53,11 @@ class CodeReward:
         log.info("%s", isolation.sentence())
         limits = Limits(options.seconds, options.memory_mebibytes << 20, options.files_mebibytes << 20)
         self._sandbox = CodeSandbox(isolation, limits, pytest=options.style == "pytest")
+        self._time_limit = math.inf
+
+    def set_time_limit(self, seconds: float) -> None:
+        """Set the time after which the service ends a sample. A sample that waits for a CPU ends before."""
+        self._time_limit = seconds
 
     def __call__(self, *, completion: str, problem: dict[str, Any]) -> tuple[float, dict[str, float]]:
         """Return reward and metric.
@@ -62,11 +71,14 @@ class CodeReward:
         program = self._extract(completion)
         if program is None:
             return 0.0, {"answered": 0.0}
-        passed, total, spent = 0, 0, 0.0
+        start = time.monotonic()
+        passed, total, spent, waited = 0, 0, 0.0, 0.0
         for test in tests:
             if spent < self._options.sample_seconds and (self._options.credit == "partial" or passed == total):
-                of_test, of_passed, seconds = self._run_again(program, test)
-                passed, total, spent = passed + of_passed, total + of_test, spent + seconds
+                sample = SampleTime(start, TIME_SHARE * self._time_limit, waited)
+                of_test, of_passed, run = self._run_again(program, test, sample)
+                passed, total, spent = passed + of_passed, total + of_test, spent + run.spent
+                waited += run.waited
             else:
                 total += 1
         share = passed / total
@@ -76,11 +88,11 @@ class CodeReward:
         """End the processes of the sandbox."""
         self._sandbox.close()
 
-    def _run_again(self, program: bytes, test: StdioTest | str) -> tuple[int, int, float]:
+    def _run_again(self, program: bytes, test: StdioTest | str, sample: SampleTime) -> tuple[int, int, SandboxRun]:
         """Run a test, once more if the sandbox fails: its processes may have been killed with those of another run."""
         for last in (False, True):
             try:
-                return self._run(program, test)
+                return self._run(program, test, sample)
             except StarvedError as error:
                 raise Unavailable(str(error)) from error
             except SandboxError as error:
@@ -89,15 +101,16 @@ class CodeReward:
                 log.warning("%s; trying once more", error)
         raise AssertionError("the loop returns or raises")
 
-    def _run(self, program: bytes, test: StdioTest | str) -> tuple[int, int, float]:
-        """Run a test; return the number of tests in it, how many passed, and the seconds that it took."""
+    def _run(self, program: bytes, test: StdioTest | str, sample: SampleTime) -> tuple[int, int, SandboxRun]:
+        """Run a test; return the number of tests in it, how many passed, and the run."""
         if isinstance(test, StdioTest):
             limit = max(MIN_OUTPUT, 2 * len(test.output.encode(errors="replace")))
-            run = self._sandbox.run_program(program, test.input.encode(errors="replace"), limit)
-            return 1, int(run.ok and same_output(run.output, test.output)), run.spent
-        run = self._sandbox.run_tests(program, test.encode(errors="replace"), self._options.style, self._options.module)
+            run = self._sandbox.run_program(program, test.input.encode(errors="replace"), limit, sample)
+            return 1, int(run.ok and same_output(run.output, test.output)), run
+        options, tests = self._options, test.encode(errors="replace")
+        run = self._sandbox.run_tests(program, tests, options.style, options.module, sample=sample)
         collected, passed = json.loads(run.output) if run.ok else (1, 0)
-        return max(1, collected), passed, run.spent
+        return max(1, collected), passed, run
 
     def _extract(self, completion: str) -> bytes | None:
         """Return the program in a completion, without what a reasoning model thought before it."""

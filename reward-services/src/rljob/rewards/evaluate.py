@@ -77,6 +77,8 @@ class RewardEvaluator:
             send: receives the scores.
             seconds: limit for one sample of an async scorer; the pool ends a worker that exceeds it otherwise.
         """
+        if seconds is not None and callable(set_time_limit := getattr(self._scorer, "set_time_limit", None)):
+            set_time_limit(seconds)
         if self.batched:
             for score in self._score_batch(items, seconds):
                 send(score)

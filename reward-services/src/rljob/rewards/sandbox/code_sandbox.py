@@ -10,6 +10,7 @@ import errno
 import fcntl
 import importlib.util
 import json
+import math
 import os
 import select
 import shutil
@@ -75,7 +76,8 @@ class SandboxRun:
     """What a run has left: the bytes that it wrote, its wait status, its CPU seconds.
 
     ``why``: the reason for which it was ended: time, output, threads, files; empty: it ended by itself, or the kernel
-    ended it. ``spent``: its CPU seconds, or the seconds that it slept until the limit.
+    ended it. ``spent``: its CPU seconds, or the seconds that it slept until the limit. ``waited``: the seconds for
+    which it waited for a CPU, if that was long.
     """
 
     output: bytes
@@ -83,11 +85,28 @@ class SandboxRun:
     seconds: float
     why: str
     spent: float
+    waited: float = 0.0
 
     @property
     def ok(self) -> bool:
         """Whether the process ended by itself with exit code 0. Says nothing about what it was to do."""
         return self.status == 0 and not self.why
+
+
+@dataclass(frozen=True)
+class SampleTime:
+    """The time of the sample that a run belongs to.
+
+    ``start``: of the sample, by time.monotonic. ``seconds``: after which a run is ended if the sample has waited for a
+    CPU for most of them. ``waited``: seconds for which earlier runs of the sample waited.
+    """
+
+    start: float = 0.0
+    seconds: float = math.inf
+    waited: float = 0.0
+
+
+NO_LIMIT = SampleTime()
 
 
 class CodeSandbox:
@@ -107,18 +126,27 @@ class CodeSandbox:
         self._owner = 0
         self._directory = ""
 
-    def run_program(self, source: bytes, stdin: bytes, max_output: int) -> SandboxRun:
+    def run_program(self, source: bytes, stdin: bytes, max_output: int, sample: SampleTime = NO_LIMIT) -> SandboxRun:
         """Run a program with ``stdin``; it is ended when it writes more than ``max_output`` bytes.
 
         Raises:
-            SandboxError: the run could not be made, or got no CPU.
+            SandboxError: the run could not be made.
+            StarvedError: it, or its sample, got no CPU.
         """
         process = self._process("program", {"3": 0, "0": 1, "1": 2}, self._limits.file_bytes)
         with contextlib.ExitStack() as stack:
             files = [_sealed(stack, source), _sealed(stack, stdin)]
-            return self._run([process], stack, files, 2, max_output)
+            return self._run([process], stack, files, 2, max_output, sample)
 
-    def run_tests(self, source: bytes, tests: bytes, role: str, module: str, max_output: int = 4096) -> SandboxRun:
+    def run_tests(
+        self,
+        source: bytes,
+        tests: bytes,
+        role: str,
+        module: str,
+        max_output: int = 4096,
+        sample: SampleTime = NO_LIMIT,
+    ) -> SandboxRun:
         """Run tests in one process, and the program whose functions they call, as ``module``, in another one.
 
         Args:
@@ -127,12 +155,14 @@ class CodeSandbox:
             role: asserts or pytest.
             module: name by which the tests import the program.
             max_output: bytes of the report.
+            sample: time of the sample.
 
         Returns:
             The run of the tests. Its output, which the program cannot reach, is [tests, tests that passed] as JSON.
 
         Raises:
-            SandboxError: the run could not be made, or got no CPU.
+            SandboxError: the run could not be made.
+            StarvedError: it, or its sample, got no CPU.
         """
         arguments = {"module": module}
         file_bytes = PYTEST_BYTES if role == "pytest" else 0
@@ -144,7 +174,7 @@ class CodeSandbox:
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             stack.callback(os.close, null)
             files += [*(end.fileno() for end in channel), null]
-            return self._run([judge, program], stack, files, 5, max_output)
+            return self._run([judge, program], stack, files, 5, max_output, sample)
 
     def close(self) -> None:
         """End the zygote and what it runs; remove its directory."""
@@ -163,7 +193,13 @@ class CodeSandbox:
         return {"role": role, "descriptors": descriptors, "limits": limits, "files": files, "arguments": {}}
 
     def _run(
-        self, processes: list[dict[str, Any]], stack: contextlib.ExitStack, files: list[int], output: int, limit: int
+        self,
+        processes: list[dict[str, Any]],
+        stack: contextlib.ExitStack,
+        files: list[int],
+        output: int,
+        limit: int,
+        sample: SampleTime,
     ) -> SandboxRun:
         """Give the zygote a run whose output is descriptor ``output`` of ``files``; read it until the run has ended.
 
@@ -183,20 +219,26 @@ class CodeSandbox:
             finally:
                 os.close(writer)
                 stack.close()
-            return self._read(reader, limit)
+            return self._read(reader, limit, sample)
         finally:
             os.close(reader)
 
-    def _read(self, reader: int, limit: int) -> SandboxRun:
+    def _read(self, reader: int, limit: int, sample: SampleTime) -> SandboxRun:
         """Read the output until the zygote answers: the end of a run is the end of its process, not of its output."""
         output, why = bytearray(), ""
-        deadline = time.monotonic() + self._limits.clock * (1 + MAX_WAITING) + GRACE_SECONDS
+        began = time.monotonic()
+        deadline, late = began + self._limits.clock * (1 + MAX_WAITING) + GRACE_SECONDS, sample.start + sample.seconds
         waiting = select.poll()
         waiting.register(self._connection, select.POLLIN)
         waiting.register(reader, select.POLLIN)
         answered, reading = False, True
         while not answered:
-            ready = {descriptor for descriptor, _ in waiting.poll(1000 * max(0.0, deadline - time.monotonic()))}
+            left = min(deadline, late) - time.monotonic()
+            ready = {descriptor for descriptor, _ in waiting.poll(1000 * max(0.0, left))}
+            if not ready and late < deadline:
+                late = math.inf
+                self._send(f"late {sample.waited} {time.monotonic() - sample.start}")
+                continue
             if not ready:
                 self.close()
                 raise SandboxError("the zygote of the sandbox does not answer")
@@ -208,17 +250,23 @@ class CodeSandbox:
                 waiting.unregister(reader)
             if len(output) > limit:
                 why = "output"
-                with contextlib.suppress(OSError):
-                    self._connection.send(b"end")
-        status, seconds, ended = self._answer()
+                self._send("end")
+        status, seconds, ended, waited = self._answer()
         if ended == STARVED:
-            longest = self._limits.clock * (1 + MAX_WAITING)
-            raise StarvedError(f"the machine is too busy: a run had {seconds:.3g} s of a CPU in {longest:g} s")
+            passed = time.monotonic() - began
+            raise StarvedError(f"the machine is too busy: a run had {seconds:.3g} s of a CPU in {passed:.3g} s")
         why = why or ended
-        return SandboxRun(bytes(output), status, seconds, why, self._limits.clock if why == "time" else seconds)
+        spent = self._limits.clock if why == "time" else seconds
+        return SandboxRun(bytes(output), status, seconds, why, spent, waited)
 
-    def _answer(self) -> tuple[int, float, str]:
-        """Return wait status and CPU seconds of the first process, and why the zygote ended it."""
+    def _send(self, message: str) -> None:
+        """Send the zygote a message about the present run."""
+        with contextlib.suppress(OSError):  # it has ended, which its answer shows
+            self._connection.send(message.encode())
+
+    def _answer(self) -> tuple[int, float, str, float]:
+        """Return wait status and CPU seconds of the first process, why the zygote ended it, and for how many seconds
+        the run waited for a CPU."""
         try:
             answer = json.loads(self._connection.recv(MAX_REQUEST) or b'{"error": "the zygote has ended"}')
         except OSError as error:
@@ -227,7 +275,7 @@ class CodeSandbox:
             self.close()
             raise SandboxError(f"the sandbox cannot make a run: {answer['error']}")
         status, seconds = answer["ends"][0]
-        return status, seconds, answer["why"]
+        return status, seconds, answer["why"], answer["waited"]
 
     def _start(self) -> None:
         """Start the zygote unless it is running.

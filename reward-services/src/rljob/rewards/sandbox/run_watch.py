@@ -2,7 +2,7 @@
 
 The kernel ends a program that has used its CPU time. The clock is for programs that sleep: time in which the machine
 had no CPU for the program is no evidence that the program is slow. A run that waited for a CPU until the end is
-*starved*, which is no verdict.
+*starved*, which is no verdict. So is a sample whose runs have waited for most of its time.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ MAX_THREADS = 64
 MAX_WAITING = 5
 """How many times its limit a run may wait for a CPU of a busy machine, beside its own time."""
 STARVED = "starved"
+MOST = MAX_WAITING / (1 + MAX_WAITING)
+"""Share of its time after which a run, or a sample, that waited for a CPU is starved."""
 
 
 class CpuUse(NamedTuple):
@@ -75,13 +77,21 @@ class RunWatch:
         passed = self._now() - self._start
         if passed < self._seconds:
             return ""
-        uses = [self._read(pid) for pid in pids]
-        own = sum(use.spent for use in uses)
-        if not any(use.runnable for use in uses):
-            own = max(own, passed - sum(use.waited for use in uses))
-        if own >= self._seconds:
+        if passed - self.waited(pids) >= self._seconds:
             return "time"
         return STARVED if passed >= self._seconds * (1 + MAX_WAITING) else ""
+
+    def waited(self, pids: Sequence[int], running: bool = True) -> float:
+        """Return for how many seconds of the run its processes have waited for a CPU.
+
+        ``running``: whether the run goes on, so that a runnable process has been waiting since it last had a CPU.
+        """
+        passed = self._now() - self._start
+        uses = [self._read(pid) for pid in pids]
+        others = passed - sum(use.spent for use in uses)
+        if running and any(use.runnable for use in uses):
+            return others
+        return min(others, sum(use.waited for use in uses))
 
     def _excess(self, pids: Sequence[int]) -> str:
         for pid, process in zip(pids, self._processes, strict=True):

@@ -2,8 +2,10 @@
 
 The service starts it with an empty environment and no descriptor but its socket. It has one thread. It never reads the
 source, the input or the output of a run: they are descriptors, which it passes on. Messages of the service: a request
-(JSON with the descriptors), or any other message during a run to end the run. The answer is JSON: ``ends`` has the wait
-status and the CPU seconds of each process, ``why`` the reason if the zygote ended the run.
+(JSON with the descriptors); during a run ``late WAITED PASSED``, when the time of its sample is nearly over, of which
+PASSED seconds have passed and earlier runs have waited WAITED seconds for a CPU; or any other message, which ends the
+run. The answer is JSON: ``ends`` has the wait status and the CPU seconds of each process, ``why`` the reason if the
+zygote ended the run, ``waited`` the seconds for which a run that took longer than a tick waited for a CPU.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import Any
 
 from rljob.rewards.sandbox import run_roles
 from rljob.rewards.sandbox.confinement import FAILURE, Confinement
-from rljob.rewards.sandbox.run_watch import RunWatch
+from rljob.rewards.sandbox.run_watch import MOST, STARVED, RunWatch
 from rljob.rewards.sandbox.scratch_directory import empty
 
 TICK_SECONDS = 0.02
@@ -116,7 +118,7 @@ class Zygote:
             if len(pids) < len(processes):
                 self._kill(pids)
         try:
-            ends, why = self._supervise(pids, request)
+            ends, why, waited = self._supervise(pids, request)
         finally:
             if self._scratch:
                 empty(self._scratch)
@@ -124,7 +126,7 @@ class Zygote:
             if status:
                 with contextlib.suppress(BlockingIOError):
                     return json.dumps({"error": os.read(self._failures, 4096).decode()})
-        return f'{{"ends": {ends}, "why": "{why}"}}'  # lists of numbers are JSON
+        return f'{{"ends": {ends}, "why": "{why}", "waited": {waited}}}'  # lists of numbers are JSON
 
     def _fork(self, process: dict[str, Any], descriptors: Sequence[int]) -> int:
         calls = self._confinements[process["files"]].prepare(process["limits"])
@@ -151,24 +153,28 @@ class Zygote:
         finally:
             os._exit(1)
 
-    def _supervise(self, pids: list[int], request: dict[str, Any]) -> tuple[list[list[float]], str]:
+    def _supervise(self, pids: list[int], request: dict[str, Any]) -> tuple[list[list[float]], str, float]:
         """Wait until the first process has ended; then end the other one.
 
         Returns:
-            Status and CPU seconds of each, and the reason to end the run, if there was one.
+            Status and CPU seconds of each, the reason to end the run, if there was one, and for how many seconds it
+            waited for a CPU.
         """
         ends: dict[int, list[float]] = {}
-        start, watch, why = time.monotonic(), None, ""
+        start, watch, why, waited = time.monotonic(), None, "", 0.0
         while True:
             ready = self._waiting.poll(TICK_SECONDS * 1000)
             for descriptor, _ in ready:
                 if descriptor == self._ended:
                     os.read(descriptor, 4096)
-                elif self._connection.recv(MAX_REQUEST):
-                    why = "ended"
+                elif message := self._connection.recv(MAX_REQUEST):
+                    watch = watch or RunWatch(self._scratch, request, start)
+                    why = _why_ended(message, watch.waited(pids))
                 else:
                     self._kill(pids)
                     sys.exit(0)
+            if watch:
+                waited = watch.waited(pids, running=False)  # of processes that are not reaped
             _reap(pids, ends)
             if pids[0] in ends or why:
                 break
@@ -180,7 +186,7 @@ class Zygote:
             for pid in pids:
                 if pid not in ends:
                     ends[pid] = _end_of(os.wait4(pid, 0))
-        return [ends[pid] for pid in pids], why
+        return [ends[pid] for pid in pids], why, waited
 
     def _kill(self, pids: list[int]) -> None:
         for pid in pids:
@@ -193,6 +199,15 @@ def _parsed(message: bytes) -> dict[str, Any]:
     """Return a request. Those of one sandbox are nearly all the same."""
     request: dict[str, Any] = json.loads(message)
     return request
+
+
+def _why_ended(message: bytes, waited: float) -> str:
+    """Return why a message of the service ends a run that has waited for a CPU for ``waited`` seconds; empty: it does
+    not."""
+    words = message.split()
+    if words[0] != b"late":
+        return "ended"
+    return STARVED if float(words[1]) + waited >= float(words[2]) * MOST else ""
 
 
 def _reap(pids: Sequence[int], ends: dict[int, list[float]]) -> None:
