@@ -127,13 +127,16 @@ async def test_the_processes_that_a_reward_started_end_with_its_worker(tmp_path,
             process = subprocess.Popen(["sleep", "600"], start_new_session=item.completion == HANG)
             command = f"sleep 600 & echo $! {process.pid} {os.getpid()} >> {tmp_path}/pids"
             subprocess.run(["sh", "-c", command], check=True)  # its parent ends at once
+            subprocess.run(["sh", "-c", command], check=True, start_new_session=True)  # a daemon
         return score(item)
 
     async with Pool(Each(starts), "r", processes=2, timeout_seconds=1) as pool:
         bad, good = await pool.score([item("a", end), item("b", "good")])
         (later,) = await pool.score([item("c", "good")])
         assert bad.error and not good.error and not later.error
-        for pid in map(int, (tmp_path / "pids").read_text().split()):
+        pids = {int(pid) for pid in (tmp_path / "pids").read_text().split()}
+        assert len(pids) >= 4
+        for pid in pids:
             assert ended(pid), f"process {pid} is left"
         assert not ended(int(later.reward), seconds=0)
 
@@ -181,6 +184,44 @@ async def test_closing_the_pool_kills_hanging_workers():
     stuck.cancel()
     assert gone(int(result.reward))
     assert psutil.Process().children() == before, "all workers have ended and are reaped"
+
+
+async def test_daemons_that_have_ended_leave_no_zombie_while_their_worker_lives():
+    def starts(item):
+        subprocess.run(["sh", "-c", "true &"], check=True, start_new_session=True)
+        return Score(item.sample, float(os.getpid()), {}, "")
+
+    def zombies() -> list[psutil.Process]:
+        below = psutil.Process().children(recursive=True)
+        return [each for each in below if each.status() == psutil.STATUS_ZOMBIE]
+
+    async with Pool(Each(starts), "r", processes=1, timeout_seconds=10) as pool:
+        first, *_, last = await pool.score([item(f"g{i}.0") for i in range(5)])
+        assert first.reward == last.reward
+        async with asyncio.timeout(60):
+            while zombies():
+                await asyncio.sleep(0.01)
+
+
+async def test_a_worker_that_does_not_start_costs_no_sample(monkeypatch):
+    """There may be a process left for the worker's parent, and none for the worker."""
+    fails = iter([True] * 3)
+
+    def fork(*arguments):
+        if next(fails, False):
+            ours, theirs = socket.socketpair()
+            theirs.close()
+            if not (pid := os.fork()):
+                os._exit(1)
+            return pid, ours
+        return fork_worker(*arguments)
+
+    monkeypatch.setattr(pool, "fork_worker", fork)
+    monkeypatch.setattr(pool, "FIRST_BACKOFF_SECONDS", 0.0)
+    async with Pool(Each(score), "r", processes=1, timeout_seconds=10) as workers:
+        (result,) = await workers.score([item("a")])
+    assert result.error == ""
+    assert next(fails, None) is None
 
 
 SCORE = '{"sample":"b","reward":1.0}'
@@ -313,6 +354,29 @@ def test_workers_die_with_a_service_that_is_killed():
     finally:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(worker, signal.SIGKILL)
+
+
+def test_daemons_die_with_a_service_that_is_killed():
+    reading, writing = os.pipe()
+
+    def starts(item):
+        subprocess.run(["sh", "-c", "sleep 600 & echo $!"], check=True, start_new_session=True)
+        signal.pause()
+
+    service = os.fork()
+    if service == 0:
+        os.dup2(writing, 1)  # a file that a worker keeps
+        _, connection = fork_worker(Each(starts))
+        connection.sendall(b'[{"sample":"a","task":"","prompt":"","completion":"","finish":"","problem":{}}]\n')
+        signal.pause()
+    daemon = int(os.read(reading, 20))
+    os.kill(service, signal.SIGKILL)
+    os.waitpid(service, 0)
+    try:
+        assert ended(daemon)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(daemon, signal.SIGKILL)
 
 
 def kinds() -> dict[str, float]:

@@ -1,11 +1,11 @@
-"""Processes that a reward starts: they end with their worker, and the service reaps them.
+"""Processes that a reward starts: they end with their worker.
 
-A worker leads a session. What it started are its descendants, and the processes of its session whose parent has ended.
-They are stopped before they are killed, because a process that is not stopped can start another one in the meantime. A
-process that has left both the session and its parents (a daemon) is not found.
+What a worker started are the descendants of its parent (:mod:`rljob.rewards.worker_parent`), and the processes of the
+session that the parent leads. They are stopped before they are killed, because a process that is not stopped can start
+another one in the meantime.
 
-The service adopts processes whose parents have ended, and reaps them when they end. In a pod the service is process 1,
-which adopts them in any case.
+The service adopts and reaps what a parent leaves that was killed itself. In a pod the service is process 1, which
+adopts processes in any case.
 """
 
 from __future__ import annotations
@@ -32,24 +32,35 @@ class _ProcessInfo(NamedTuple):
     session: int
 
 
-def kill_with_descendants(worker: int) -> None:
-    """Kill a worker that is not reaped yet, and every process that it started."""
+def kill_with_descendants(leader: int) -> None:
+    """Kill the leader of a session, which is not reaped yet, its descendants and its session."""
+    _send({leader, *_stopped(leader)}, signal.SIGKILL)
+
+
+def kill_descendants() -> None:
+    """Kill the descendants of this process, which leads a session, and its session."""
+    _send(_stopped(os.getpid()).keys() - {os.getpid()}, signal.SIGKILL)
+
+
+def _stopped(leader: int) -> dict[int, _ProcessInfo]:
+    """Stop what the leader of a session has started, and the leader if it is another process; return them all."""
     known: dict[int, _ProcessInfo] = {}
     for _ in range(STOP_ROUNDS):  # until all of them are stopped and none is new
         before = known.keys()
-        known = _started_by(worker)
-        if known.keys() <= before and all(process.state in "TtZX" for process in known.values()):
+        known = _started_by(leader)
+        others = {pid: process for pid, process in known.items() if pid != os.getpid()}
+        if known.keys() <= before and all(process.state in "TtZX" for process in others.values()):
             break
-        _send(known, signal.SIGSTOP)
+        _send(others, signal.SIGSTOP)
         time.sleep(STOP_PAUSE_SECONDS)
-    _send({worker, *known}, signal.SIGKILL)
+    return known
 
 
-def _started_by(worker: int) -> dict[int, _ProcessInfo]:
-    """Return process id → state of ``worker`` and of the processes that it started."""
+def _started_by(leader: int) -> dict[int, _ProcessInfo]:
+    """Return process id → state of the leader of a session, its descendants and its session."""
     processes = _processes()
     found: dict[int, _ProcessInfo] = {}
-    pending = {worker, *(pid for pid, process in processes.items() if process.session == worker)}
+    pending = {leader, *(pid for pid, process in processes.items() if process.session == leader)}
     while pending:
         found |= {pid: processes[pid] for pid in pending if pid in processes}
         pending = {pid for pid, process in processes.items() if process.parent in pending} - found.keys()

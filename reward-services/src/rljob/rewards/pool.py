@@ -25,7 +25,7 @@ from rljob.protocol.score_messages import MAX_SCORE_BYTES, Score, ScoreItem
 from rljob.rewards import metrics
 from rljob.rewards.evaluate import error_kind, error_score, time_limit_sentence
 from rljob.rewards.orphans import kill_with_descendants
-from rljob.rewards.worker import Evaluator, fork_worker
+from rljob.rewards.worker import READY, Evaluator, fork_worker
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ CHUNK = 32  # maximum number of samples that a worker receives at a time
 OWN_LIMIT_SECONDS = 1.0  # for a scorer that ends its samples by itself at the limit, before the worker is killed
 GRACE_SECONDS = 0.05  # to read a score that arrived in time although the service was not scheduled
 TRIES = 2
+EXIT_SECONDS = 5.0  # for a worker's parent to end what the worker has started; then the service does it
 FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.1, 5.0  # after an error of the service
 
 _encoder = msgspec.json.Encoder()
@@ -61,7 +62,7 @@ class _Job:
 
 
 class _Worker:
-    """The service's side of a worker process, and the samples it has not answered yet."""
+    """The service's side of a worker process, and the samples it has not answered yet. ``pid``: of its parent."""
 
     def __init__(self, evaluator: Evaluator, seconds: float, memory_bytes: int | None) -> None:
         self.pid, self._socket = fork_worker(evaluator, seconds, memory_bytes)
@@ -69,7 +70,13 @@ class _Worker:
         self.chunk: deque[_Job] = deque()
 
     async def connect(self) -> None:
+        """Wait until the worker can receive samples.
+
+        Raises:
+            EOFError: it ended before.
+        """
         self._reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=MAX_SCORE_BYTES + 1)
+        await self._reader.readexactly(len(READY))
 
     def give(self, chunk: deque[_Job]) -> None:
         assert self._writer is not None
@@ -103,11 +110,37 @@ class _Worker:
         async with asyncio.timeout(GRACE_SECONDS):
             return await self._reader.readuntil()
 
-    def end(self) -> str:
-        """Kill the process if it has not exited, and those that it started; return how it ended. The status of a
-        process that is already exiting does not change."""
+    async def end(self, exited: bool) -> str:
+        """End the worker and the processes that it started; return how it ended.
+
+        ``exited``: whether it has ended by itself, so that its parent will end as it did.
+        """
         (self._writer or self._socket).close()
-        kill_with_descendants(self.pid)
+        try:
+            if not exited:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGTERM)
+            await self._wait()
+        finally:
+            kill_with_descendants(self.pid)  # if the parent has not done it
+            how = self._reap()
+        return how
+
+    async def _wait(self) -> None:
+        """Wait until the parent has ended, at most EXIT_SECONDS."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        with contextlib.suppress(OSError, TimeoutError):  # ProcessLookupError: as in _reap
+            process = os.pidfd_open(self.pid)
+            try:
+                loop.add_reader(process, ended.set)
+                async with asyncio.timeout(EXIT_SECONDS):
+                    await ended.wait()
+            finally:
+                loop.remove_reader(process)
+                os.close(process)
+
+    def _reap(self) -> str:
         try:
             code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         except ChildProcessError:  # the reward's own code has changed the handling of SIGCHLD
@@ -212,7 +245,7 @@ class Pool:
             error = None  # the service ends
             raise
         finally:
-            how = worker.end()
+            how = await worker.end(isinstance(error, WorkerExitedError))
             self.workers.discard(worker.pid)
             self._in_use.discard(worker)
             if worker.chunk and error is not None:

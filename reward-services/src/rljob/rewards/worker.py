@@ -1,8 +1,9 @@
 """A worker process: scores the samples that it receives over its socket, one at a time.
 
-Workers are forked from the service after the reward is loaded: a fork takes milliseconds, an import seconds. The
-service sends lines of JSON, each a list of ScoreItems. The worker answers each item with one line, its Score, in order
-and as soon as it has it, so the service always knows which sample is being scored.
+Workers are forked from the service after the reward is loaded: a fork takes milliseconds, an import seconds. Between
+both is the worker's parent (:mod:`rljob.rewards.worker_parent`). The worker sends READY. The service sends lines of
+JSON, each a list of ScoreItems. The worker answers each item with one line, its Score, in order and as soon as it has
+it, so the service always knows which sample is being scored.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import msgspec
 from rljob.protocol.parent_death import set_parent_death_signal
 from rljob.protocol.score_messages import MAX_SCORE_BYTES, Score, ScoreItem
 from rljob.rewards.evaluate import error_score
+from rljob.rewards.worker_parent import fork_from_parent
+
+READY = b"ready\n"
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +51,8 @@ class Evaluator(Protocol):
 def fork_worker(
     evaluator: Evaluator, seconds: float | None = None, memory_bytes: int | None = None
 ) -> tuple[int, socket.socket]:
-    """Start a worker; return its process id and the service's side of its socket.
+    """Start a worker; return the process id of its parent, which ends as the worker does, and the service's side of
+    the worker's socket.
 
     ``seconds``: limit for one sample, which an async scorer observes by itself. ``memory_bytes``: limit of what the
     worker may allocate beyond the memory of the service; an allocation beyond raises MemoryError.
@@ -67,6 +72,8 @@ def fork_worker(
         return pid, ours
     try:
         _leave_service(service, theirs.fileno())
+        fork_from_parent()
+        theirs.sendall(READY)
         if memory_bytes is not None:
             _limit_memory(memory_bytes)
         serve(theirs, evaluator, seconds)
@@ -110,14 +117,14 @@ def _limit_memory(additional: int) -> None:
 def _leave_service(service: int, keep: int) -> None:
     """Drop inherited signal handlers, sockets of other workers and connections of clients.
 
-    The worker leads a session, by which the processes that it starts are found. Closes all files except standard input,
-    output, error and ``keep``: a copy in the worker would keep a file open that the service has closed.
+    The worker's parent leads a session, by which the processes that a worker starts are found. Closes all files except
+    standard input, output, error and ``keep``: a copy in the worker would keep a file open that the service has closed.
     """
-    set_parent_death_signal()
-    if os.getppid() != service:  # the service exited before the line above
-        os._exit(1)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.setsid()  # Ctrl-C does not reach the worker, either; the service ends it
+    set_parent_death_signal(signal.SIGTERM)
+    if os.getppid() != service:  # the service exited before the line above
+        os._exit(1)
+    os.setsid()  # Ctrl-C does not reach them, either; the service ends them
     os.closerange(3, keep)
     os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
