@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import json
 import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
 
+from e2e.fakes.chat_server import completion
+
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+PATH = f"{ROOT}/e2e/docs/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -27,12 +32,59 @@ def test_an_example_runs_and_all_its_rewards_score(example: Path, tmp_path: Path
             f"spec.models[{pool['model']}].source=job://model",
         ]
     check_run(example, changes, tmp_path)
+    for reward in judges(example):
+        check_judge(tmp_path / "run", reward)
 
 
 def frozen_pools(example: Path) -> list[dict[str, Any]]:
     """Return the pools with a model that is not trained."""
     pools = yaml.safe_load(example.read_text())["spec"]["rollouts"]
     return [pool for pool in pools if pool.get("model", "policy") != "policy"]
+
+
+def judges(example: Path) -> list[dict[str, Any]]:
+    """Return the rewards that ask a frozen pool for verdicts."""
+    rewards = yaml.safe_load(example.read_text())["spec"]["rewards"]
+    return [reward for reward in rewards if reward.get("builtin") == "judge" and "pool" in reward.get("config", {})]
+
+
+class _Judge(http.server.BaseHTTPRequestHandler):
+    """A server with OpenAI's API that is full of praise."""
+
+    asked: ClassVar[list[tuple[str, str | None]]] = []
+    """Model and token of each request."""
+
+    def do_POST(self) -> None:
+        model = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["model"]
+        self.asked.append((model, self.headers["Authorization"]))
+        body = json.dumps(completion("<score>10</score>")).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def check_judge(run: Path, reward: dict[str, Any]) -> None:
+    """Score samples of a run, whose frozen pool is gone, by another server."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Judge) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        pool = f"{reward['config']['pool']}=http://127.0.0.1:{server.server_port}/v1"
+        command = ["reward", "check", run, "--reward", reward["name"], "--pool", pool, "--model", "large"]
+        done = subprocess.run(
+            [ROOT / "e2e" / "docs" / "bin" / "rljob", *command, "--limit", "3", "-o", "json"],
+            cwd=ROOT,
+            env=os.environ | {"PATH": PATH, "RLJOB_POOL_TOKEN": "secret"},
+            capture_output=True,
+            text=True,
+        )
+        server.shutdown()
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert (found["scored"], found["errors"], found["mean_reward"]) == (3, 0, 1.0)
+    assert _Judge.asked == [("large", "Bearer secret")] * 3
 
 
 def added_rewards(example: Path) -> list[str]:
@@ -53,8 +105,7 @@ def check_run(example: Path, changes: list[str], tmp_path: Path) -> None:
             *(word for change in changes for word in ("--set", change)),
         ],
         cwd=ROOT,
-        env=os.environ
-        | {"PATH": f"{ROOT}/e2e/docs/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        env=os.environ | {"PATH": PATH},
         capture_output=True,
         text=True,
     )  # fmt: skip

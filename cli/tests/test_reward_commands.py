@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,17 +14,22 @@ from rljob.api.errors import ManifestError
 from rljob.api.load import validate
 from rljob.cli.reward_commands import app, summary
 from rljob.local.errors import CliError
-from rljob.local.reward_check import checked_job
+from rljob.local.reward_check import PoolServer, check_pool, checked_job, pool_server
 from rljob.protocol.score_messages import CheckedSample
 
 
-def job(*rewards: dict):
+def job(*rewards: dict, pools: dict[str, str] | None = None):
+    """Return a job with these rewards, and frozen pools by name with the source of their model."""
+    pools = pools or {}
     spec = {
-        "models": [{"name": "policy", "source": "job://model"}],
+        "models": [
+            {"name": "policy", "source": "job://model"},
+            *({"name": name, "source": source} for name, source in pools.items()),
+        ],
         "training": {"steps": 1},
         "tasks": [{"name": "sums", "data": {"jsonl": {"path": "a"}}, "reward": rewards[0]["name"]}],
         "rewards": list(rewards),
-        "rollouts": [{"name": "main"}],
+        "rollouts": [{"name": "main"}, *({"name": name, "model": name} for name in pools)],
     }
     return validate({"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "a"}, "spec": spec})
 
@@ -65,6 +71,41 @@ def test_a_reward_that_cannot_be_checked_is_refused(name: str | None, sentence: 
     with pytest.raises(CliError) as refused:
         checked_job(job(EXACT, FAR), name, None, [])
     assert refused.value.sentence == sentence and refused.value.exit_code == 2
+
+
+def judged_job():
+    clear = {"name": "clear", "builtin": "judge", "config": {"pool": "judge"}}
+    return job(clear, EXACT, pools={"judge": "hf://a/b"})
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [("judge=http://a:1/v1", "http://a:1"), ("judge=https://a/v1/", "https://a"), ("judge=http://a:1", "http://a:1")],
+)
+def test_a_server_stands_for_a_frozen_pool(given: str, url: str) -> None:
+    assert pool_server(given, "large") == PoolServer("judge", url, "large")
+    check_pool(judged_job(), "clear", pool_server(given))
+    check_pool(judged_job(), "exact", None)
+
+
+@pytest.mark.parametrize("given", ["judge", "judge=", "=http://a", "judge=a:1", "http://a:1/v1", "judge=http://"])
+def test_what_is_no_server_is_refused(given: str) -> None:
+    with pytest.raises(CliError, match=re.escape(f"--pool {given} is not NAME=URL, such as judge=http://")):
+        pool_server(given)
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "server", "sentence"),
+    [
+        (judged_job, "clear", None, "reward clear asks the frozen pool judge, which runs only with its job; give the"),
+        (judged_job, "clear", PoolServer("jury", "http://a"), "the run has no frozen pool 'jury'; there are judge"),
+        (lambda: job(EXACT), "exact", PoolServer("jury", "http://a"), "the run has no frozen pool 'jury'; it has none"),
+    ],
+)
+def test_a_pool_without_a_server_is_refused(found, name: str, server: PoolServer | None, sentence: str) -> None:
+    with pytest.raises(CliError) as refused:
+        check_pool(found(), name, server)
+    assert refused.value.sentence.startswith(sentence) and refused.value.exit_code == 2
 
 
 def test_the_summary_counts_errors_and_changes() -> None:

@@ -72,6 +72,18 @@ async def test_the_engines_of_a_pool_are_asked_in_turn_with_the_token_of_the_poo
     assert servers[0].bodies[0]["model"] == "judge"
 
 
+async def test_a_server_that_stands_for_a_pool_may_have_another_name_of_the_model(
+    judge: Callable[..., JudgeReward], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLJOB_POOL_MODEL", "large")
+    server = verdicts()
+    async with running(server) as urls:
+        reward = judge(*urls)
+        await reward(prompt="", completion="", problem={})
+        await reward.api.close()
+    assert server.bodies[0]["model"] == "large"
+
+
 async def test_a_request_goes_to_another_engine_while_one_is_gone(judge: Callable[..., JudgeReward]) -> None:
     server = verdicts()
     async with running(server) as urls:

@@ -54,6 +54,16 @@ async def asking(engine: Engine, monkeypatch: pytest.MonkeyPatch, **config: Any)
         await reward.api.close()
 
 
+async def test_a_server_that_stands_for_a_pool_may_have_another_name_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RLJOB_POOL_MODEL", "large")
+    engine = Engine(outputs(-0.5))
+    async with asking(engine, monkeypatch) as reward:
+        await reward(**SAMPLE)
+    assert engine.bodies[0]["model"] == "large"
+
+
 async def test_a_chat_is_classified_without_an_activation_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(outputs(-0.5))
     async with asking(engine, monkeypatch) as reward:

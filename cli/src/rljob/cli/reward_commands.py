@@ -13,7 +13,7 @@ from rich.table import Table
 from rljob.api.text_escape import escape_line
 from rljob.cli.options import Format, LocalRunName, Output, Overrides, become, echo, echo_json
 from rljob.local import find_run, reward_template
-from rljob.local.reward_check import check_reward, checked_job
+from rljob.local.reward_check import check_reward, checked_job, pool_server
 from rljob.local.screen import Terminal
 from rljob.protocol.score_messages import CheckedSample
 
@@ -54,6 +54,17 @@ def check(
         str | None,
         typer.Option("--function", metavar="MODULE:FUNCTION", help="Score by this one instead of the run's."),
     ] = None,
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            "--pool",
+            metavar="NAME=URL",
+            help="Server that stands for a frozen pool, with OpenAI's API. RLJOB_POOL_TOKEN is its token.",
+        ),
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME", help="Model's name at --pool. Default: that of the pool.")
+    ] = "",
     limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Number of samples, the newest.")] = 100,
     overrides: Overrides = None,
     output: Output = Format.TEXT,
@@ -64,7 +75,7 @@ def check(
     """
     directory = find_run.find(run)
     job, name = checked_job(directory.job(), reward, function, overrides or [])
-    found = check_reward(directory, job, name, limit)
+    found = check_reward(directory, job, name, limit, None if pool is None else pool_server(pool, model))
     if output is Format.JSON:
         echo_json(json.dumps({"samples": msgspec.to_builtins(found), **summary(found)}))
     else:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -16,6 +20,27 @@ from rljob.api.models import RLJob
 from rljob.local.errors import CliError
 from rljob.local.run_directory import MANIFEST, RunDirectory
 from rljob.protocol.score_messages import CheckedSample
+
+
+@dataclass(frozen=True)
+class PoolServer:
+    """A server that stands for a frozen pool: its address without /v1, and the model's name; empty: the pool's."""
+
+    pool: str
+    url: str
+    model: str = ""
+
+
+def pool_server(given: str, model: str = "") -> PoolServer:
+    """Return the server that ``NAME=URL`` names.
+
+    Raises:
+        CliError: it names none.
+    """
+    name, _, url = given.partition("=")
+    if not name or urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+        raise CliError(f"--pool {given} is not NAME=URL, such as judge=http://127.0.0.1:8000/v1", 2)
+    return PoolServer(name, url.rstrip("/").removesuffix("/v1"), model)
 
 
 def checked_job(job: RLJob, name: str | None, function: str | None, overrides: list[str]) -> tuple[RLJob, str]:
@@ -53,12 +78,36 @@ def checked_job(job: RLJob, name: str | None, function: str | None, overrides: l
     return found, name
 
 
-def check_reward(run: RunDirectory, job: RLJob, name: str, limit: int) -> list[CheckedSample]:
+def check_pool(job: RLJob, name: str, server: PoolServer | None) -> None:
+    """Check that there is a server for the frozen pool that reward ``name`` of ``job`` asks.
+
+    Raises:
+        CliError: there is none, or it stands for another pool.
+    """
+    pools = [pool.name for pool in job.spec.frozen_pools]
+    if server is not None and server.pool not in pools:
+        there = f"there are {', '.join(pools)}" if pools else "it has none"
+        raise CliError(f"the run has no frozen pool {server.pool!r}; {there}", 2)
+    asked = next(reward.config.get("pool") for reward in job.spec.rewards if reward.name == name)
+    if asked is not None and (server is None or server.pool != asked):
+        raise CliError(
+            f"reward {name} asks the frozen pool {asked}, which runs only with its job; give the address of a server "
+            f"with the same API: --pool {asked}=http://HOST:PORT/v1",
+            2,
+        )
+
+
+def check_reward(
+    run: RunDirectory, job: RLJob, name: str, limit: int, server: PoolServer | None = None
+) -> list[CheckedSample]:
     """Return the newest samples of a run, scored by reward ``name`` of ``job``.
+
+    ``server``: stands for a frozen pool; RLJOB_POOL_TOKEN, if it is set, is its token.
 
     Raises:
         CliError: with exit code 2: the data or the reward is invalid.
     """
+    check_pool(job, name, server)
     with tempfile.TemporaryDirectory(prefix="rljob-reward-") as scratch:
         manifest = Path(scratch) / MANIFEST
         manifest.write_text(job.model_dump_json(by_alias=True))
@@ -71,11 +120,18 @@ def check_reward(run: RunDirectory, job: RLJob, name: str, limit: int) -> list[C
             "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")])),
         }
         samples = _output(["rljob.runner.recorded_samples", str(limit)], environment, b"")
-        scores = _output(["rljob.rewards.offline"], environment, samples)
+        scores = _output(["rljob.rewards.offline"], environment | _variables(server), samples)
     return [msgspec.json.decode(line, type=CheckedSample) for line in scores.splitlines()]
 
 
-def _output(module: list[str], environment: dict[str, str], given: bytes) -> bytes:
+def _variables(server: PoolServer | None) -> dict[str, str]:
+    """Return the variables by which a reward finds the server of a frozen pool."""
+    if server is None:
+        return {}
+    return {"RLJOB_POOL_URLS": json.dumps({server.pool: [server.url]}), "RLJOB_POOL_MODEL": server.model}
+
+
+def _output(module: Sequence[str], environment: Mapping[str, str], given: bytes) -> bytes:
     done = subprocess.run([sys.executable, "-m", *module], env=environment, input=given, capture_output=True)
     if done.returncode:
         raise CliError(done.stderr.decode(errors="replace").strip(), 2)

@@ -54,7 +54,8 @@ class ComponentEnvironment:
     RLJOB_REWARD_TOKEN, RLJOB_REWARD_TOKEN_FILE (runner only): the token of the rewards, likewise.
     RLJOB_ENVIRONMENT_URLS, RLJOB_ENVIRONMENT_TOKEN, RLJOB_ENVIRONMENT_TOKEN_FILE (runner only): the same for
     environments. RLJOB_POOL_URLS (rewards and runner only): JSON of frozen pool → addresses of its engines.
-    RLJOB_POOL_TOKEN, RLJOB_POOL_TOKEN_FILE (rewards and runner only): the token of these engines.
+    RLJOB_POOL_TOKEN, RLJOB_POOL_TOKEN_FILE (rewards and runner only): the token of these engines. RLJOB_POOL_MODEL
+    (`rljob reward check` only): name of the model in requests to them, if it is not that of the pool.
     """
 
     job: RLJob
@@ -187,6 +188,11 @@ def environment_token() -> str:
 def pool_urls() -> dict[str, list[str]]:
     """Return frozen pool → addresses of its engines from RLJOB_POOL_URLS."""
     return msgspec.json.decode(os.environ.get("RLJOB_POOL_URLS", "{}"), type=dict[str, list[str]])
+
+
+def pool_model(pool: str) -> str:
+    """Return the name of the model in requests to a frozen pool: RLJOB_POOL_MODEL, else the name of the pool."""
+    return os.environ.get("RLJOB_POOL_MODEL") or pool
 
 
 def pool_token() -> str:

@@ -11,7 +11,7 @@ from rljob.api.rewards import NotScored
 from rljob.api.rewards.kinds.judge import JudgeOptions
 from rljob.api.tasks import Task
 from rljob.api.templates import text_of
-from rljob.protocol.environment import pool_token
+from rljob.protocol.environment import pool_model, pool_token
 from rljob.rewards.chat_api import ChatApi
 from rljob.rewards.judge_prompt import pairwise_prompt, pointwise_prompt
 from rljob.rewards.judge_verdict import read_choice, read_score
@@ -85,7 +85,7 @@ def _api(options: JudgeOptions) -> ChatApi:
     settings = options.max_tokens, options.temperature
     if options.pool is not None:
         urls = [f"{url}/v1" for url in urls_of_pool(options.pool)]
-        return ChatApi(urls, options.pool, *settings, pool_token(), returns=True)
+        return ChatApi(urls, pool_model(options.pool), *settings, pool_token(), returns=True)
     assert options.url is not None and options.model is not None, "the options require them"
     token = os.environ.get(options.token_variable, "") if options.token_variable is not None else ""
     if options.token_variable is not None and not token:

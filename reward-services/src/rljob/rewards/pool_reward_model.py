@@ -12,7 +12,7 @@ from rljob.api.rewards import NotScored, Scorer
 from rljob.api.rewards.kinds.reward_model import RewardModelOptions
 from rljob.api.tasks import Task
 from rljob.api.templates import text_of
-from rljob.protocol.environment import pool_token
+from rljob.protocol.environment import pool_model, pool_token
 from rljob.rewards.model_api import ModelApi, urls_of_pool
 
 IN_THE_SERVICE = "rljob.rewards.reward_model_reward:RewardModelReward"
@@ -43,6 +43,7 @@ class PoolRewardModel:
     def __init__(self, options: RewardModelOptions, tasks: Sequence[Task]) -> None:
         assert options.pool is not None
         self._options = options
+        self._model = pool_model(options.pool)
         urls = [f"{url}/classify" for url in urls_of_pool(options.pool)]
         self.api = ModelApi(urls, "reward model", pool_token(), returns=True)
 
@@ -57,7 +58,7 @@ class PoolRewardModel:
         """
         options = self._options
         question = prompt if options.column is None else text_of(problem, options.column)
-        fields: dict[str, Any] = {"model": options.pool, "use_activation": False}
+        fields: dict[str, Any] = {"model": self._model, "use_activation": False}
         if options.format == "text":
             fields["input"] = question + completion
         else:
