@@ -49,7 +49,8 @@ DOCKERFILE = """\
 #     template: {{spec: {{containers: [{{name: main, image: REGISTRY/{name}:1}}]}}}}
 ARG BASE=rljob-rewards
 FROM ${{BASE}}
-COPY {name}.py /opt/rljob/lib/python3.11/site-packages/
+COPY {name}.py /opt/rewards/
+ENV PYTHONPATH=/opt/rewards
 """
 
 
