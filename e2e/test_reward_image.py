@@ -1,5 +1,5 @@
-"""The image of the folder that `rljob reward new` makes, built from the image of the rewards: its test passes in it, and
-its server scores, as the user of the image."""
+"""The image of the folder that `rljob reward new` makes, built from the image of the rewards: its test passes in it,
+and its server scores, as the user of the image."""
 
 from __future__ import annotations
 

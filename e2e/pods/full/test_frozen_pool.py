@@ -1,4 +1,5 @@
-"""A judge in a frozen pool, in pods: the reward reaches its engine by a Service; a deleted engine loses no sample."""
+"""A judge and a reward model in frozen pools, in pods: the reward reaches the engine by a Service, and a deleted engine
+loses no sample."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from e2e.pods.job import RESTRICTED, SMALL_MODEL, Job, quickstart
+from e2e.pods.job import MODEL, RESTRICTED, SMALL_MODEL, Job, quickstart
 from tools.cluster.client import Object
 from tools.cluster.node import Cluster
 
@@ -15,6 +16,17 @@ REPLACED_SECONDS = 400.0
 READY_SECONDS = 60.0
 TEMPLATE = "{{ messages[0]['content'][-40:] }}"
 """Chat template of the judge, which is the quickstart's model: it has none, and no positions for a whole prompt."""
+CLASSIFIER = """
+import sys, torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+torch.manual_seed(1)
+policy, target = sys.argv[1:]
+found = AutoModelForSequenceClassification.from_pretrained(policy, num_labels=1)
+found.config.pad_token_id = found.config.eos_token_id
+found.save_pretrained(target)
+AutoTokenizer.from_pretrained(policy).save_pretrained(target)
+"""
+"""Makes a model of one label from the policy; what the label says is drawn at random."""
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -38,19 +50,44 @@ def manifest() -> Object:
     return body
 
 
-def test_a_job_trains_with_a_judge_of_its_own_whose_pod_is_deleted(node: Cluster, installed: Any) -> None:
-    job = Job(node, node.namespace("judged", RESTRICTED), manifest())
+def liked_manifest() -> Object:
+    """Return the quickstart with a reward model in a frozen pool."""
+    spec = quickstart()["spec"]
+    config = {"pool": "liked", "format": "text", "activation": "sigmoid", "maxTokens": 128}
+    liked = {"name": "liked", "builtin": "reward_model", "config": config, "timeoutSeconds": 30}
+    body = quickstart(
+        initializer={"command": ["python", "-c", MODEL + CLASSIFIER, "job://model", "job://liked"]},
+        models=[*spec["models"], {"name": "liked", "source": "job://liked"}],
+        training=spec["training"] | {"steps": 200, "promptsPerStep": 8},
+        evaluation=None,
+        tasks=[spec["tasks"][0] | {"moreRewards": [{"name": "liked", "weight": 0.1}]}],
+        rewards=[*spec["rewards"], liked],
+        rollouts=[*spec["rollouts"], {"name": "liked", "model": "liked", "maxModelLength": 128}],
+    )
+    body["metadata"]["name"] = "liked"
+    return body
+
+
+@pytest.mark.parametrize(
+    ("body", "pool", "metric"),
+    [(manifest(), "judge", "reward/clear"), (liked_manifest(), "liked", "reward/liked")],
+    ids=["judge", "reward model"],
+)
+def test_a_job_trains_with_a_model_in_a_frozen_pool_whose_pod_is_deleted(
+    node: Cluster, installed: Any, body: Object, pool: str, metric: str
+) -> None:
+    job = Job(node, node.namespace(body["metadata"]["name"], RESTRICTED), body)
     job.apply()
     job.reaches(1, START_SECONDS)
     job.until(lambda: job.status()["ready"]["rollout"] == "2/2", READY_SECONDS, "2 of 2 engines to be ready")
-    before = job.pod("rollout-judge")["metadata"]["name"]
+    before = job.pod(f"rollout-{pool}")["metadata"]["name"]
     job.kubectl("delete", "pod", before, "--wait=false")
     reached = job.step()
-    [after] = job.has_pods("rollout-judge", 1, REPLACED_SECONDS)
+    [after] = job.has_pods(f"rollout-{pool}", 1, REPLACED_SECONDS)
     job.reaches(reached + 3, REPLACED_SECONDS)
     assert after["metadata"]["name"] != before
     ends = {row["state"] for row in job.ledger("SELECT DISTINCT state FROM samples")}
     assert "failed" not in ends
-    asked = job.ledger("SELECT COUNT(*) AS n FROM scores WHERE metrics LIKE '%reward/clear%'")
+    asked = job.ledger(f"SELECT COUNT(*) AS n FROM scores WHERE metrics LIKE '%{metric}%'")
     assert asked[0]["n"] > 0
     node.api.delete(f"/api/v1/namespaces/{job.namespace}")

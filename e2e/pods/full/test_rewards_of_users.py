@@ -32,6 +32,7 @@ class Reward(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         items = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["items"]
+        (state / "served").touch()
         if taken("hang"):
             time.sleep(1000)
         if taken("crash"):
@@ -60,7 +61,8 @@ while True:
     server.server_close()
     time.sleep(60)
 """
-"""Serves the protocol without the SDK. A file in /state makes one request fail, or the service leave for a minute."""
+"""Serves the protocol without the SDK. A file in /state makes one request fail, or the service leave for a minute; the
+file ``served`` says that there was a request."""
 
 pytestmark = pytest.mark.timeout(1500)
 
