@@ -174,7 +174,7 @@ class Pool:
         self._memory = memory_bytes
         self._queue: asyncio.Queue[_Job] = asyncio.Queue()
         self.workers: set[int] = set()
-        """Process ids of the workers."""
+        """Process ids of the parents of the workers, which are children of the service."""
         self._in_use: set[_Worker] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
