@@ -237,7 +237,7 @@ async def test_a_sample_that_kills_the_service_fails_no_other_sample(
 async def test_a_sample_on_which_the_service_hangs_fails(
     client: RewardClient, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "EXTRA_SECONDS", -9.99)  # with the reward's own ten seconds: 10 ms for one sample
+    monkeypatch.setattr(scoring, "EXTRA_SECONDS", -19.99)  # with two tries of ten seconds: 10 ms for one sample
     service.gate.clear()
     score = await client.score(item("g0.0"))
     assert score.error == "reward sums did not answer within 0 s, 3 times on this sample alone"
@@ -305,7 +305,7 @@ async def test_a_reply_is_read_up_to_its_bound(
 async def test_a_slow_reply_is_read_up_to_the_time_limit(
     client: RewardClient, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "EXTRA_SECONDS", -9.99)  # with the reward's own ten seconds: 10 ms for one sample
+    monkeypatch.setattr(scoring, "EXTRA_SECONDS", -19.99)  # with two tries of ten seconds: 10 ms for one sample
 
     async def drips(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()

@@ -115,9 +115,25 @@ async def test_a_sample_that_times_out_affects_no_other():
         first, bad, *rest = await pool.score([item("a"), item("b", HANG), item("c"), item("d")])
     assert bad == Score("b", 0.0, {}, "reward slow took longer than 2 s")
     assert [(v.sample, v.error) for v in (first, *rest)] == [("a", ""), ("c", ""), ("d", "")]
-    assert first.reward != rest[0].reward == rest[1].reward, "the worker is replaced once"
+    assert first.reward != rest[0].reward == rest[1].reward, "the worker is replaced once; the bad sample is the last"
     assert gone(int(first.reward))
-    assert metrics.TIMEOUTS._value.get() == before + 1
+    assert metrics.TIMEOUTS._value.get() == before + 2
+
+
+@pytest.mark.parametrize("end", [HANG, DIE])
+async def test_a_sample_whose_worker_hung_or_crashed_is_scored_by_the_next_one(tmp_path, end):
+    def once(item):
+        if item.completion and not (tmp_path / "tried").exists():
+            (tmp_path / "tried").touch()
+            return score(item)
+        return Score(item.sample, float(os.getpid()))
+
+    before = kinds()
+    async with Pool(Each(once), "r", processes=1, timeout_seconds=0.5) as pool:
+        results = await pool.score([item("a"), item("b", end), item("c")])
+    assert [v.error for v in results] == ["", "", ""]
+    assert results[0].reward != results[1].reward == results[2].reward
+    assert kinds() == before
 
 
 @pytest.mark.parametrize("end", [HANG, DIE])

@@ -31,6 +31,7 @@ from rljob.protocol.score_messages import (
     MAX_ITEMS,
     MAX_MAGNITUDE,
     MAX_REQUEST_BYTES,
+    SAMPLE_TRIES,
     Score,
     ScoreItem,
     ScoreReply,
@@ -84,7 +85,7 @@ class RewardClient:
         pods = reward.url is None and self._http.has_name
         limit = max(2, 2 * reward.processes)  # one in work and one waiting per process keep the pool busy
         self._replicas = ReplicaSet(self._http.addresses if pods else None, limit)
-        self._seconds_per_sample = reward.timeout_seconds / reward.processes
+        self._seconds_per_sample = SAMPLE_TRIES * reward.timeout_seconds / reward.processes
         self._not_scored_reward = reward.not_scored_reward
         self._not_scored = 0
         self._delay = HedgeDelay()
@@ -260,7 +261,7 @@ class RewardClient:
     async def _post(self, replica: Replica, batch: list[_Waiting], body: bytes) -> list[Score]:
         replica.samples += len(batch)
         try:
-            # Longer than the service needs if every sample takes its time limit: only one that hangs exceeds it.
+            # Longer than the service needs if every try of every sample takes its time: only a hung service exceeds it.
             limit = replica.samples * self._seconds_per_sample + EXTRA_SECONDS
             answer = await self._http.post(replica, body, len(batch), limit)
         finally:

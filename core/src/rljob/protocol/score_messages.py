@@ -24,6 +24,8 @@ MAX_SCORE_BYTES = 256 << 10
 """Length of a Score. A ScoreReply has at most this length for each sample of its request."""
 MAX_ERROR = 1000
 """Characters of the error of a Score; longer ones are cut."""
+SAMPLE_TRIES = 2
+"""Workers of rljob's service that may end on a sample, each within the time limit of a sample."""
 MAX_MAGNITUDE = 1e30
 """Of rewards and metrics: their sums and squares stay finite in float64."""
 

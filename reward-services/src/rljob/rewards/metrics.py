@@ -13,7 +13,7 @@ SECONDS = Histogram(
     buckets=(0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000),
     registry=REGISTRY,
 )
-TIMEOUTS = Counter("rljob_reward_timeouts", "Samples that exceeded the time limit", registry=REGISTRY)
+TIMEOUTS = Counter("rljob_reward_timeouts", "Times that a sample exceeded the time limit", registry=REGISTRY)
 CRASHES = Counter("rljob_reward_worker_crashes", "Worker processes that crashed", registry=REGISTRY)
 REJECTED = Counter(
     "rljob_reward_rejected_requests", "Requests refused: no token, too large, or malformed", registry=REGISTRY

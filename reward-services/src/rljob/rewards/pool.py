@@ -1,9 +1,10 @@
 """The pool of worker processes: many samples per message, one time limit per sample.
 
-A sample that exceeds the limit gets an error, its worker is replaced, and the samples behind it are scored by the new
-worker. A sample whose worker exits, or writes something other than its score, is tried once more, because another
-sample may be the cause; then it gets an error too. An error of the service itself, for example that the system has no
-process left, replaces the worker too. Therefore no reward can stop the service or affect another sample.
+A worker that exits, writes something other than its score, or must be ended because a sample exceeds the limit, is
+replaced. The samples behind that one are scored by the new worker. The sample itself is tried once more after them,
+because what an earlier sample or the machine did may be the cause; then it gets an error. An error of the service
+itself, for example that the system has no process left, replaces the worker too. Therefore no reward can stop the
+service or affect another sample.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rljob.protocol.backoff import Backoff
-from rljob.protocol.score_messages import MAX_SCORE_BYTES, Score, ScoreItem
+from rljob.protocol.score_messages import MAX_SCORE_BYTES, SAMPLE_TRIES, Score, ScoreItem
 from rljob.rewards import metrics
 from rljob.rewards.evaluate import error_kind, error_score, time_limit_sentence
 from rljob.rewards.orphans import kill_with_descendants
@@ -32,7 +33,6 @@ log = logging.getLogger(__name__)
 CHUNK = 32  # maximum number of samples that a worker receives at a time
 OWN_LIMIT_SECONDS = 1.0  # for a scorer that ends its samples by itself at the limit, before the worker is killed
 GRACE_SECONDS = 0.05  # to read a score that arrived in time although the service was not scheduled
-TRIES = 2
 EXIT_SECONDS = 5.0  # for a worker's parent to end what the worker has started; then the service does it
 FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.1, 5.0  # after an error of the service
 
@@ -58,7 +58,7 @@ class _Job:
     text: bytes  # the item as JSON
     result: asyncio.Future[Score]
     tries: int = 0
-    alone: bool = False  # not in a chunk with others: a chunk that it was in made a worker fail
+    alone: bool = False  # not in a chunk with others: it, or a chunk that it was in, made a worker fail
 
 
 class _Worker:
@@ -252,10 +252,13 @@ class Pool:
                 if self._evaluator.together and len(worker.chunk) > 1:
                     for job in worker.chunk:
                         job.alone = True
+                    failed = None
                 else:
-                    self._handle_worker_end(worker.chunk.popleft(), error, how)
+                    failed = worker.chunk.popleft()
                 for job in worker.chunk:
                     self._queue.put_nowait(job)
+                if failed is not None:
+                    self._handle_worker_end(failed, error, how)
 
     async def _work(self, worker: _Worker) -> None:
         """Score chunks until the worker raises WorkerError."""
@@ -293,17 +296,25 @@ class Pool:
     def _handle_worker_end(self, job: _Job, error: WorkerError, how: str) -> None:
         """Retry or fail the sample that a worker was scoring when it ended. ``how``: the end of its process."""
         job.tries += 1
+        last = job.tries >= SAMPLE_TRIES
         if isinstance(error, SampleTimeoutError):
             metrics.TIMEOUTS.inc()
-            log.warning("reward %s: sample %s timed out, its worker is replaced", self._name, job.sample)
-            self._answer(job, error_score(job.sample, time_limit_sentence(self._name, self._timeout)))
-            return
-        metrics.CRASHES.inc()
-        what = f"{error} ({how})" if isinstance(error, WorkerExitedError) else str(error)
-        log.warning("reward %s: a worker %s on sample %s", self._name, what, job.sample)
-        if job.tries >= TRIES:
-            self._answer(job, error_score(job.sample, f"reward {self._name}: the worker {what} twice on this sample"))
+            what, reason = "timed out", time_limit_sentence(self._name, self._timeout)
         else:
+            metrics.CRASHES.inc()
+            what = f"{error} ({how})" if isinstance(error, WorkerExitedError) else str(error)
+            reason = f"reward {self._name}: the worker {what} twice on this sample"
+        log.warning(
+            "reward %s: a worker %s on sample %s; %s",
+            self._name,
+            what,
+            job.sample,
+            "not scored" if last else "once more",
+        )
+        if last:
+            self._answer(job, error_score(job.sample, reason))
+        else:
+            job.alone = True
             self._queue.put_nowait(job)
 
     def _answer(self, job: _Job, score: Score) -> None:
