@@ -15,7 +15,7 @@ _SCORES = tuple(
         r"<score>([^<]*)</score>",
         r"\[\[([^\[\]]*)\]\]",
         r'"score"\s*:\s*"?([^",}\s]*)',
-        rf"\b(?:score|rating)\b[*_`]*\s*(?:[:=]|is)\s*[*_`]*\s*({_NUMBER}(?:\s*/\s*[0-9]+)?)",
+        rf"\b(?:score|rating)\b[*_`]*\s*(?:[:=]|is)\s*[*_`]*\s*({_NUMBER}(?:\s*(?:/|out of)\s*[0-9]+)?)",
     )
 )
 _CHOICES = tuple(
@@ -33,7 +33,9 @@ _WORTH = {"a": 1.0, "b": 0.0, "tie": 0.5, "c": 0.5}  # C is a tie in the form of
 def read_score(reply: str, lowest: int, highest: int) -> float | None:
     """Return the score in a reply; None: it has none from ``lowest`` to ``highest``."""
     text = _last(_SCORES, reply)
-    match = re.fullmatch(rf"({_NUMBER})(?:\s*/\s*([0-9]+))?", text) if text is not None else None
+    match = (
+        re.fullmatch(rf"({_NUMBER})(?:\s*(?:/|out of)\s*([0-9]+))?", text, re.IGNORECASE) if text is not None else None
+    )
     if match is None or (match[2] is not None and int(match[2]) != highest):
         return None
     score = float(match[1])
