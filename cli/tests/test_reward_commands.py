@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from rljob.api.errors import ManifestError
 from rljob.api.load import validate
+from rljob.cli import reward_commands
 from rljob.cli.reward_commands import app, summary
 from rljob.local.errors import CliError
 from rljob.local.reward_check import PoolServer, check_pool, checked_job, pool_server
@@ -88,7 +89,10 @@ def test_a_server_stands_for_a_frozen_pool(given: str, url: str) -> None:
     check_pool(judged_job(), "exact", None)
 
 
-@pytest.mark.parametrize("given", ["judge", "judge=", "=http://a", "judge=a:1", "http://a:1/v1", "judge=http://"])
+BAD = ["judge=http://[", "judge=http://:1", "judge=http://a:x", "judge=http://a:99999"]
+
+
+@pytest.mark.parametrize("given", ["judge", "judge=", "=http://a", "judge=a:1", "http://a:1/v1", "judge=http://", *BAD])
 def test_what_is_no_server_is_refused(given: str) -> None:
     with pytest.raises(CliError, match=re.escape(f"--pool {given} is not NAME=URL, such as judge=http://")):
         pool_server(given)
@@ -140,7 +144,13 @@ def test_a_new_reward_has_a_test_that_passes(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"), [("My", "'My' is not the name of a module; use"), ("here", "here exists; give a name that")]
+    ("name", "sentence"),
+    [
+        ("My", "'My' is not the name of a module; use"),
+        ("here", "here exists; give a name that"),
+        ("class", "class is a keyword of Python; give another name"),
+        *((name, f"{name} is an installed Python module; give") for name in ("json", "pytest", "rljob")),
+    ],
 )
 def test_a_name_that_cannot_be_used_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, sentence: str
@@ -149,3 +159,32 @@ def test_a_name_that_cannot_be_used_is_refused(
     (tmp_path / "here").mkdir()
     refused = CliRunner().invoke(app, ["new", name]).exception
     assert isinstance(refused, CliError) and refused.sentence.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["reward"], "'reward' is not MODULE:FUNCTION, such as my_rewards:reward"),
+        (["mine:", "--listen", "127.0.0.1:1"], "'mine:' is not MODULE:FUNCTION, such as my_rewards:reward"),
+        *(
+            (["mine:reward", "--listen", listen], f"--listen {listen} is not HOST:PORT with a port up to 65535, such")
+            for listen in ("foo", "127.0.0.1:", "127.0.0.1:99999", "127.0.0.1:x", "[::1]")
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused(arguments: list[str], sentence: str) -> None:
+    refused = CliRunner().invoke(app, ["serve", *arguments]).exception
+    assert isinstance(refused, CliError) and refused.sentence.startswith(sentence)
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "0", "3601"])
+def test_a_time_limit_is_within_the_bounds_of_the_manifest(seconds: str) -> None:
+    assert CliRunner().invoke(app, ["serve", "mine:reward", "--timeout", seconds]).exit_code == 2
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", ":8000", "[::1]:8000", "localhost:65535"])
+def test_a_reward_is_served_at_an_address(monkeypatch: pytest.MonkeyPatch, listen: str) -> None:
+    started = []
+    monkeypatch.setattr(reward_commands, "become", lambda *words: started.append(words))
+    assert CliRunner().invoke(app, ["serve", "mine:reward", "--listen", listen]).exit_code == 0
+    assert started == [("rljob.rewards.main", "--serve", "mine:reward", listen, "1", "10.0")]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rljob.cli.options import Format, Output, become, echo
+from rljob.cli.options import Format, Listen, Output, become, echo
 from rljob.local.environment_template import write_environment
 
 app = typer.Typer(help="Make, serve, play and check an environment.", no_args_is_help=True, rich_markup_mode=None)
@@ -38,7 +38,7 @@ def new(
 def serve(
     environment: Reference,
     config: Config = "{}",
-    listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Address.")] = "127.0.0.1:8000",
+    listen: Listen = "127.0.0.1:8000",
     timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds for one step.")] = 60.0,
 ) -> None:
     """Serve an environment over HTTP until Ctrl-C, for an environment with `url`. It needs no token."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from typing import Annotated
 
@@ -10,9 +11,11 @@ import msgspec
 import typer
 from rich.table import Table
 
+from rljob.api.extensions import REFERENCE
 from rljob.api.text_escape import escape_line
-from rljob.cli.options import Format, LocalRunName, Output, Overrides, become, echo, echo_json
+from rljob.cli.options import Format, Listen, LocalRunName, Output, Overrides, become, echo, echo_json
 from rljob.local import find_run, reward_template
+from rljob.local.errors import CliError
 from rljob.local.reward_check import check_reward, checked_job, pool_server
 from rljob.local.screen import Terminal
 from rljob.protocol.score_messages import CheckedSample
@@ -36,11 +39,13 @@ def new(
 @app.command()
 def serve(
     function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="The reward.", show_default=False)],
-    listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Address.")] = "127.0.0.1:8000",
+    listen: Listen = "127.0.0.1:8000",
     processes: Annotated[int, typer.Option("--processes", min=1, max=256, help="Worker processes.")] = 1,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds for one sample.")] = 10.0,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.001, max=3600, help="Seconds for one sample.")] = 10.0,
 ) -> None:
     """Serve a reward of your own over HTTP until Ctrl-C, for a reward with `url`. It needs no token."""
+    if not re.fullmatch(REFERENCE, function):
+        raise CliError(f"{function!r} is not MODULE:FUNCTION, such as my_rewards:reward", 2)
     become("rljob.rewards.main", "--serve", function, listen, str(processes), str(timeout))
 
 

@@ -38,7 +38,12 @@ def pool_server(given: str, model: str = "") -> PoolServer:
         CliError: it names none.
     """
     name, _, url = given.partition("=")
-    if not name or urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+    try:
+        found = urlsplit(url)
+        valid = bool(name and found.scheme in ("http", "https") and found.hostname and found.port != 0)
+    except ValueError:  # of brackets or of the port
+        valid = False
+    if not valid:
         raise CliError(f"--pool {given} is not NAME=URL, such as judge=http://127.0.0.1:8000/v1", 2)
     return PoolServer(name, url.rstrip("/").removesuffix("/v1"), model)
 

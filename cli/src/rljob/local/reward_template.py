@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import keyword
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,10 +73,13 @@ def write_module(name: str, texts: Mapping[str, str]) -> Path:
         texts: file → template of its content with {name} and {manifest_name}.
 
     Raises:
-        CliError: with exit code 2: the name is not one of a module, or the folder exists.
+        CliError: with exit code 2: the name is not one of a new module, or the folder exists.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise CliError(f"{name!r} is not the name of a module; use lower-case letters, digits and _", 2)
+    if keyword.iskeyword(name) or importlib.util.find_spec(name) is not None:
+        taken = "a keyword of Python" if keyword.iskeyword(name) else "an installed Python module"
+        raise CliError(f"{name} is {taken}; give another name", 2)
     folder = Path(name)
     if folder.exists():
         raise CliError(f"{folder} exists; give a name that is not used here", 2)
