@@ -32,6 +32,8 @@ def test_an_example_runs_and_all_its_rewards_score(example: Path, tmp_path: Path
             f"spec.models[{pool['model']}].source=job://model",
         ]
     check_run(example, changes, tmp_path)
+    for name in set(added_rewards(example)) - {reward["name"] for reward in judges(example)}:
+        assert check_again(tmp_path / "run", name)["changed"] == 0
     for reward in judges(example):
         check_judge(tmp_path / "run", reward)
 
@@ -44,8 +46,20 @@ def frozen_pools(example: Path) -> list[dict[str, Any]]:
 
 def judges(example: Path) -> list[dict[str, Any]]:
     """Return the rewards that ask a frozen pool for verdicts."""
-    rewards = yaml.safe_load(example.read_text())["spec"]["rewards"]
+    rewards = yaml.safe_load(example.read_text())["spec"].get("rewards", [])
     return [reward for reward in rewards if reward.get("builtin") == "judge" and "pool" in reward.get("config", {})]
+
+
+def check_again(run: Path, reward: str) -> dict[str, Any]:
+    """Score samples of a run once more by one of its rewards."""
+    command = [ROOT / "e2e" / "docs" / "bin" / "rljob", "reward", "check", run, "--reward", reward, "--limit", "8"]
+    done = subprocess.run(
+        [*command, "-o", "json"], cwd=ROOT, env=os.environ | {"PATH": PATH}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["scored"] == 8 and all(sample["recorded"] is not None for sample in found["samples"])
+    return found
 
 
 class _Judge(http.server.BaseHTTPRequestHandler):

@@ -66,6 +66,8 @@ class Prompts:
 class LengthReward:
     """Rewards a text with its length."""
 
+    token_ids = False
+
     def __init__(self) -> None:
         self.items = []
 

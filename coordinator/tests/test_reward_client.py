@@ -261,3 +261,17 @@ def test_a_sample_that_is_not_scored_has_the_reward_of_the_manifest(caplog: pyte
     assert [score.error for score in run(Service(a=rejects), main)] == [
         "reward sums refused the sample: HTTP 422: no"
     ] * 2
+
+
+@pytest.mark.parametrize("token_ids", [False, True])
+def test_only_a_reward_with_token_ids_gets_them(token_ids: bool) -> None:
+    sent: list[ScoreItem] = []
+
+    async def keeps(items: list[ScoreItem]) -> None:
+        sent.extend(items)
+
+    async def main(client: RewardClient) -> Score:
+        return await client.score(msgspec.structs.replace(item("g0.0"), response_token_ids=[1, 2]))
+
+    run(Service(a=keeps), main, token_ids=token_ids)
+    assert [each.response_token_ids for each in sent] == [[1, 2] if token_ids else None]

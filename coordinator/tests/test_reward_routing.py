@@ -14,7 +14,10 @@ from rljob.runner.reward_routing import RewardRouter, scorer_of
 class FakeReward:
     """Answers with ``score`` once ``gate`` is set."""
 
-    def __init__(self, reward: float, error: str = "", turn_rewards: tuple[float, ...] = ()) -> None:
+    def __init__(
+        self, reward: float, error: str = "", turn_rewards: tuple[float, ...] = (), token_ids: bool = False
+    ) -> None:
+        self.token_ids = token_ids
         self.answer = (reward, {"length": 3.0}, error, list(turn_rewards))
         self.gate = asyncio.Event()
         self.gate.set()
@@ -94,3 +97,9 @@ async def test_a_slow_reward_delays_only_the_samples_that_it_scores() -> None:
     assert [score.reward for score in others] == [2.0] * 100 and not any(each.done() for each in waiting)
     slow.gate.set()
     assert [(await each).reward for each in waiting] == [1.0] * 100
+
+
+@pytest.mark.parametrize("of_far", [False, True])
+def test_token_ids_are_needed_if_a_reward_needs_them(of_far: bool) -> None:
+    clients = {"exact": FakeReward(1.0), "far": FakeReward(2.0, token_ids=of_far), "near": FakeReward(0.25)}
+    assert RewardRouter(task(moreRewards=MORE), clients).token_ids is of_far

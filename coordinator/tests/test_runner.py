@@ -137,8 +137,10 @@ class Stage:
         serving: "asyncio.Task[None]",
         runtimes: dict[str, TaskRuntime],
         runner: RunnerDriver,
+        client: RewardClient,
     ) -> None:
         self.runner = runner
+        self.client = client
         self.coordinator = coordinator
         self.reward = reward
         self.serving = serving
@@ -186,7 +188,7 @@ async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
             {"sums": 7},
         )
         serving = asyncio.create_task(runner.run())
-        yield Stage(coordinator, reward, serving, runtimes, runner)
+        yield Stage(coordinator, reward, serving, runtimes, runner, client)
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         runner.close()
@@ -241,8 +243,19 @@ async def test_a_leased_trajectory_is_generated_and_scored(stage: Stage) -> None
             "turns": [],
             "response_tokens": 5,
             "metadata": {"split": "train", "row": 3, "attempt": 0, "maxTokens": MAX_TOKENS},
+            "response_token_ids": None,
         }
     ]
+
+
+async def test_a_reward_with_token_ids_gets_those_of_the_last_answer(stage: Stage) -> None:
+    stage.client.token_ids = True
+    await stage.coordinator.receive(RegisterRunner)
+    await stage.coordinator.send(lease())
+    await stage.coordinator.receive(GenerateRequest)
+    await stage.coordinator.send(answer(turn("xxx=", "hello")))
+    await stage.coordinator.receive(TrajectoryScored)
+    assert stage.reward.items[0]["response_token_ids"] == [ord(letter) for letter in "hello"]
 
 
 @pytest.mark.parametrize(("include", "text"), [(False, "hel"), (True, "hello")])

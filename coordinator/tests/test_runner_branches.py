@@ -56,6 +56,8 @@ class Prompts:
 class Reward:
     """Scores an answer with its length."""
 
+    token_ids = False
+
     def __init__(self) -> None:
         self.turns: list[list[str]] = []
 

@@ -58,6 +58,8 @@ class Prompts:
 
 
 class Reward:
+    token_ids = False
+
     async def score(self, item: Any) -> Score:
         return Score(item.sample, float(len(item.completion)))
 

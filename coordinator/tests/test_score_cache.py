@@ -31,6 +31,7 @@ def test_a_sample_with_the_same_content_has_the_same_score_under_its_own_name() 
         {"problem": {"a": 1, "b": 2.5}},
         {"turns": [ScoreTurn("model", "2")]},
         {"response_tokens": 1},
+        {"response_token_ids": [1]},
         {"metadata": {"split": "heldOut"}},
     ],
 )

@@ -9,6 +9,7 @@ import asyncio
 import collections
 import contextlib
 import gc
+import json
 import os
 import tempfile
 import warnings
@@ -359,6 +360,8 @@ def routed(job: RLJob, storage: Path) -> Any:
     class Constant:
         """Replaces RewardClient."""
 
+        token_ids = False
+
         def __init__(self, value: float) -> None:
             self.value = value
 
@@ -381,6 +384,19 @@ def not_scored(job: RLJob, storage: Path) -> Any:
 
     with mock.patch.object(RewardHttp, "post", refused):
         return asyncio.run(score())
+
+
+def sent_token_ids(job: RLJob, storage: Path) -> Any:
+    """Return the token ids that the service of the first reward gets for a sample that has some."""
+    posted = mock.AsyncMock(side_effect=RefusedSampleError("no"))
+
+    async def score() -> None:
+        client = RewardClient(job.spec.rewards[0], "http://127.0.0.1:1", mock.Mock())
+        await client.score(ScoreItem("s", "sums", "?", "4", "stop", {}, response_token_ids=[19]))
+
+    with mock.patch.object(RewardHttp, "post", posted):
+        asyncio.run(score())
+    return json.loads(posted.await_args.args[1])["items"][0]["response_token_ids"]
 
 
 class _Address:

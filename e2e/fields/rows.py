@@ -317,6 +317,7 @@ ROWS: dict[str, Outcome] = {
     "spec.rewards.egress.to.name": Changed("mine", LISTED),
     "spec.rewards.egress.to.cidr": Changed("10.0.0.0/8", LISTED),
     "spec.rewards.memoryBytes": Shows(c.served, 1 << 25),
+    "spec.rewards.tokenIds": Shows(c.sent_token_ids, True),
     "spec.rewards.notScoredReward": Shows(c.not_scored, -1),
     "spec.environments.name": Shows(c.commands, "other", LAKE),
     "spec.environments.builtin": Shows(c.observed, "sokoban", LAKE),

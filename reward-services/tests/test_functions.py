@@ -15,6 +15,7 @@ import pytest
 
 from rljob.api.models import RLJob
 from rljob.api.rewards import REWARDS
+from rljob.protocol.score_messages import ScoreItem
 from rljob.rewards import main
 from rljob.rewards.main import function_problems
 
@@ -32,6 +33,9 @@ if "RLJOB_TOKEN" in os.environ:
 
 def wrong(text):
     return 1.0
+
+def long(response_token_ids):
+    return float(len(response_token_ids))
 
 async def later(completion, problem):
     return float(problem["answer"] in completion)
@@ -161,6 +165,7 @@ def test_a_function_of_a_user_package_is_served(
             {"function": "own_rewards:PRICED", "config": {"prize": 1}},
             "config.prize: unknown field; did you mean price",
         ),
+        ({"function": "own_rewards:long"}, "tokenIds: reward own asks for 'response_token_ids'; set tokenIds: true"),
         ({"function": "own_rewards:ELSEWHERE"}, "function: module own_rewards has no attribute none; correct"),
     ],
 )
@@ -168,6 +173,13 @@ def test_the_check_reports_a_reward_that_cannot_be_served(package: None, reward:
     right = {"name": "right", "function": "own_rewards:PRICED"}
     (found,) = function_problems(job(right, {"name": "own"} | reward).spec)
     assert found.startswith(f"spec.rewards[1].{sentence}")
+
+
+def test_a_reward_with_token_ids_may_ask_for_them(package: None) -> None:
+    spec = job({"name": "own", "function": "own_rewards:long", "tokenIds": True}).spec
+    assert not list(function_problems(spec))
+    item = ScoreItem("a", "sums-0", "", "", "stop", {}, response_token_ids=[5, 6])
+    assert main.make_evaluator(spec, 0)(item).reward == 2.0
 
 
 def test_a_factory_that_cannot_be_imported_is_found_by_the_check(package: None, monkeypatch) -> None:

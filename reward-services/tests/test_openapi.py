@@ -29,6 +29,7 @@ async def client():
     pool = Pool(RewardEvaluator(reward, "r"), "r", processes=1, timeout_seconds=10)
     transport = httpx.ASGITransport(app=build_app(pool, "secret"))
     async with pool, httpx.AsyncClient(transport=transport, base_url="http://reward") as client:
+        await pool.wait_until_ready()
         yield client
 
 

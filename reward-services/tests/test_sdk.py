@@ -25,7 +25,8 @@ def test_a_reward_gets_the_fields_it_names():
 
 def test_a_reward_with_variable_keywords_gets_all_fields():
     def reward(*, completion, **rest):
-        return float(sorted(rest) == ["finish", "metadata", "problem", "prompt", "response_tokens", "task", "turns"])
+        ids = ["response_token_ids", "response_tokens"]
+        return float(sorted(rest) == ["finish", "metadata", "problem", "prompt", *ids, "task", "turns"])
 
     assert evaluate(reward, "right", ITEM).reward == 1.0
 
@@ -34,6 +35,7 @@ def test_a_reward_with_variable_keywords_gets_all_fields():
     "reward, error",
     [
         (lambda text: 1.0, "reward mine asks for 'text'; there are prompt, completion, finish, problem, task, "),
+        (lambda text, **_: 1.0, "reward mine asks for 'text'; there are prompt, completion, finish, problem, task, "),
         (lambda completion, /: 1.0, "reward mine asks for 'completion'; there are prompt"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -173,9 +174,13 @@ class BranchContext:
                 "attempt": lease.attempt,
                 "maxTokens": runtime.task.sampling.max_tokens,
             },
+            response_token_ids=self._last_token_ids() if runtime.reward.token_ids else None,
         )
         with self._trajectory.in_call():
             return self._scored(await runtime.reward.score(item))
+
+    def _last_token_ids(self) -> list[int] | None:
+        return array("i", self._turns[-1].token_ids).tolist() if self._turns else None
 
     def _scored(self, score: Score) -> Score:
         if self._turns:

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from rljob.api.resolve import resolve
+from rljob.api.tasks import Task
 from rljob.ledger.reader import LedgerReader, NoRunError, SampleRow, Selection, samples
-from rljob.ledger.sample_detail import show
+from rljob.ledger.sample_detail import SampleDetail, show
 from rljob.protocol.branches import path
 from rljob.protocol.environment import ComponentEnvironment, read_environment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.score_messages import RecordedSample, ScoreItem, ScoreTurn
 from rljob.runner.cut_answer import answer_text
 from rljob.runner.main import find_readers
+from rljob.runner.reward_routing import weighted_metric
 from rljob.runner.setup import Prepared, prepare
 
 
@@ -37,14 +39,38 @@ def recorded_samples(environment: ComponentEnvironment, limit: int) -> Iterator[
     with LedgerReader(environment.storage) as ledger:
         for row in samples(ledger, Selection(limit=limit)):
             if row.text is not None:
-                yield RecordedSample(_item(prepared, ledger, row), row.reward)
+                detail = show(ledger, row.id)
+                item = _item(prepared, ledger, row, detail)
+                spec = environment.job.spec
+                names = [reward.name for reward in spec.rewards]
+                yield RecordedSample(item, recorded_rewards(spec.tasks, names, item, detail))
 
 
-def _item(prepared: Prepared, ledger: LedgerReader, row: SampleRow) -> ScoreItem:
+def recorded_rewards(
+    tasks: Sequence[Task], names: Sequence[str], item: ScoreItem, detail: SampleDetail
+) -> dict[str, float]:
+    """Return what each reward gave a sample, as far as the run recorded it.
+
+    Args:
+        tasks: of the job.
+        names: of the rewards of the job.
+        item: the sample.
+        detail: what the ledger has of it.
+    """
+    if detail.sample.reward is None:
+        return {}
+    task = next(task for task in tasks if task.name == item.task)
+    if not task.more_rewards:
+        name = task.reward_of(item.problem, names)
+        return {} if name is None else {name: detail.sample.reward}
+    metrics = {name: detail.metrics.get(weighted_metric(name)) for name in names}
+    return {name: value for name, value in metrics.items() if value is not None}
+
+
+def _item(prepared: Prepared, ledger: LedgerReader, row: SampleRow, detail: SampleDetail) -> ScoreItem:
     split = "train" if row.kind == "train" else "heldOut"
     task = next(task for task in resolve(prepared.environment.job).spec.tasks if task.name == row.task)
     problem = prepared.sources[row.task].problem(split, row.row)
-    detail = show(ledger, row.id)
     found = {(turn.turn, turn.branch): turn for turn in detail.turns}
     branch = ledger.scored_branch(row.id)
     scored = [key for key in found if key[1] == branch]
@@ -57,6 +83,8 @@ def _item(prepared: Prepared, ledger: LedgerReader, row: SampleRow) -> ScoreItem
         finish = turn.completions[-1].finish
         turns.append(ScoreTurn("model", answer_text(prepared.codec, task.sampling, written, finish)))
     last = len(details[-1].written) if details else 0
+    rewards = prepared.environment.job.spec.rewards
+    with_ids = last and any(reward.token_ids for reward in rewards if reward.name == prepared.environment.name)
     prompt = prepared.maker.make(row.task, problem).text
     if (task.environment or task.agent) and detail.turns:  # the text of its first context is recorded as tokens only
         prompt = prepared.codec.decode(array("i", detail.turns[0].given_ids).tobytes())
@@ -75,6 +103,7 @@ def _item(prepared: Prepared, ledger: LedgerReader, row: SampleRow) -> ScoreItem
             "attempt": detail.attempt,
             "maxTokens": task.sampling.max_tokens,
         },
+        response_token_ids=[token.id for token in details[-1].written] if with_ids else None,
     )
 
 

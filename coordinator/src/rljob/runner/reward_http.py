@@ -109,7 +109,10 @@ class RewardHttp:
             if status > 500:
                 replica.failed()
             replica.pause(retry_after_seconds(replied.get("Retry-After")))
-            raise RewardUnavailableError(self._availability.report(replica.address, f"HTTP {status}"))
+            why = one_line(answer[:REFUSAL_BYTES])
+            raise RewardUnavailableError(
+                self._availability.report(replica.address, f"HTTP {status}" + (f": {why}" if why else ""))
+            )
         summary = f"HTTP {status}: {one_line(answer[:REFUSAL_BYTES])}"
         if status == 500:
             replica.failed()

@@ -18,6 +18,10 @@ from rljob.protocol.score_messages import MAX_ERROR, Score, ScoreItem
 class SampleScorer(Protocol):
     """Scores samples: a client of one reward (:class:`rljob.runner.scoring.RewardClient`), or a router to several."""
 
+    @property
+    def token_ids(self) -> bool:
+        """Whether items need the token ids of the answer."""
+
     async def score(self, item: ScoreItem) -> Score:
         """Return the score of ``item``; its ``error`` is set if it could not be scored."""
 
@@ -46,6 +50,8 @@ class RewardRouter:
     def __init__(self, task: Task, clients: Mapping[str, SampleScorer]) -> None:
         self._task = task
         self._clients = clients
+        self.token_ids = any(client.token_ids for client in clients.values())
+        """Whether a reward needs the token ids of answers."""
 
     async def score(self, item: ScoreItem) -> Score:
         """Return the score of ``item``; a sample that one of its rewards cannot score has an error."""
@@ -64,12 +70,17 @@ class RewardRouter:
         return _sum(item.sample, weights, dict(zip(weights, scores, strict=True)))
 
 
+def weighted_metric(name: str) -> str:
+    """Return the metric of a sample that is what one of its rewards gave it."""
+    return f"reward/{name}"
+
+
 def _sum(sample: str, weights: Mapping[str, float], scores: Mapping[str, Score]) -> Score:
     """Return the weighted sum of scores. Each reward is the metric reward/NAME, its metrics are NAME/METRIC."""
     failed = next((score for score in scores.values() if score.error), None)
     if failed is not None:
         return Score(sample, 0.0, {}, failed.error)
-    metrics = {f"reward/{name}": score.reward for name, score in scores.items()}
+    metrics = {weighted_metric(name): score.reward for name, score in scores.items()}
     for name, score in scores.items():
         metrics |= {f"{name}/{key}": value for key, value in score.metrics.items()}
     turns = itertools.zip_longest(

@@ -88,6 +88,8 @@ class RewardClient:
         self._seconds_per_sample = SAMPLE_TRIES * reward.timeout_seconds / reward.processes
         self._not_scored_reward = reward.not_scored_reward
         self._not_scored = 0
+        self.token_ids = reward.token_ids
+        """Whether requests have the token ids of answers."""
         self._delay = HedgeDelay()
         self._cache = ScoreCache()
         self._waiting: list[_Waiting] = []
@@ -97,6 +99,8 @@ class RewardClient:
 
     async def score(self, item: ScoreItem) -> Score:
         """Return the score of ``item``; its ``error`` is set if the service could not score it."""
+        if item.response_token_ids is not None and not self.token_ids:  # another reward of the sample needs them
+            item = msgspec.structs.replace(item, response_token_ids=None)
         if (known := self._cache.get(item)) is not None:
             return known
         waiting = _Waiting(item, asyncio.get_running_loop().create_future())

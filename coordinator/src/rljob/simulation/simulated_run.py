@@ -142,6 +142,7 @@ class _OneTokenCodec:
 @dataclass(frozen=True)
 class _SimulatedReward:
     reward: SampleReward
+    token_ids = False
 
     async def score(self, item: ScoreItem) -> Score:
         return Score(item.sample, await self.reward(item.sample))

@@ -69,6 +69,8 @@ class Reward(Model):
     egress: Annotated[Egress | None, FieldMeta(reader="objects", local=NO_POLICIES)] = None
     """Outgoing connections of the pods of this reward, besides the job's pods and the cluster's DNS. Default:
     `network.egress`."""
+    token_ids: bool = False
+    """Whether samples have the token ids of their last answer, `response_token_ids`. They double a request."""
     not_scored_reward: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
     """Reward of a sample that could not be scored, whatever the reason; its metric `not_scored` is 1. Default: such a
     sample ends as failed, and its group is replaced."""

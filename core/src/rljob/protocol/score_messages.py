@@ -49,6 +49,7 @@ class ScoreItem(msgspec.Struct):
     turns: list[ScoreTurn] = []  # of a sample with several turns: all text after the prompt, in order
     response_tokens: int | None = None  # tokens of the last answer; null: unknown
     metadata: dict[str, Any] = {}  # of the sample: split (train | heldOut), row, attempt, maxTokens
+    response_token_ids: list[int] | None = None  # of the last answer; null: the reward has no tokenIds, or unknown
 
 
 class ScoreRequest(msgspec.Struct):
@@ -100,10 +101,10 @@ class ScoreReply(msgspec.Struct, omit_defaults=True):
 
 
 class RecordedSample(msgspec.Struct):
-    """runner → `rljob reward check`: a sample of a run, and the reward that the run recorded (None: none)."""
+    """runner → `rljob reward check`: a sample of a run, and what each reward gave it, by name (missing: unknown)."""
 
     item: ScoreItem
-    reward: float | None
+    rewards: dict[str, float]
 
 
 class CheckedSample(msgspec.Struct):

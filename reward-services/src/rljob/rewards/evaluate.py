@@ -10,9 +10,11 @@ from typing import Any
 
 from rljob.api.extensions import is_async
 from rljob.api.rewards import NotScored, Parts, Scorer, Unavailable, is_batch, is_deterministic
+from rljob.api.roles import Reward
 from rljob.protocol.score_messages import MAX_ERROR, MAX_MAGNITUDE, Score, ScoreItem, usable
 
-FIELDS = ("prompt", "completion", "finish", "problem", "task", "turns", "response_tokens", "metadata")
+TOKEN_IDS = "response_token_ids"
+FIELDS = ("prompt", "completion", "finish", "problem", "task", "turns", "response_tokens", "metadata", TOKEN_IDS)
 """Possible parameters of a reward: fields of a ScoreItem."""
 
 KINDS = {
@@ -53,15 +55,26 @@ class RewardEvaluator:
         except ValueError as error:
             raise ValueError(f"{field}: {error}" if field else str(error)) from None
 
+    def check_token_ids(self, reward: Reward, where: str) -> None:
+        """Check that samples have the token ids if the scorer names them.
+
+        Raises:
+            ValueError: they have none; ``where`` is the path of ``reward`` in the manifest.
+        """
+        if TOKEN_IDS in self._fields and self._fields != FIELDS and not reward.token_ids:
+            raise ValueError(f"{where}.tokenIds: reward {reward.name} asks for {TOKEN_IDS!r}; set tokenIds: true")
+
     @property
     def together(self) -> bool:
         """Whether samples of a chunk are scored at the same time, so that each may cause a failure of the worker."""
         return self.batched or self._async
 
     def set_up(self) -> None:
-        """Call the method ``set_up`` of the scorer, in a worker before its first sample."""
+        """Call the method ``set_up`` of the scorer, in a worker before its first sample. It may be async."""
         if callable(set_up := getattr(self._scorer, "set_up", None)):
-            set_up()
+            result = set_up()
+            if inspect.iscoroutine(result):
+                self._run(result)
 
     def __call__(self, item: ScoreItem) -> Score:
         """Return the score of ``item``."""
@@ -135,11 +148,10 @@ class RewardEvaluator:
         if isinstance(error, NotScored):
             return self._not_scored(item, error)
         if isinstance(error, Unavailable):
-            reason = error_score(item.sample, f"reward {self._name} cannot score now: {error}").error
-            return Score(item.sample, 0.0, error=reason, later=True)
+            return unavailable_score(item.sample, self._name, str(error))
         if isinstance(error, _LimitExceeded):
             return error_score(item.sample, time_limit_sentence(self._name, seconds or 0.0))
-        return error_score(item.sample, f"reward {self._name} raised {_described(error)}")
+        return error_score(item.sample, f"reward {self._name} raised {described(error)}")
 
     def _score_of(self, item: ScoreItem, result: Any) -> Score:
         """Return the score for what the scorer returned. Objects of user code may raise here."""
@@ -157,7 +169,7 @@ class RewardEvaluator:
         return Score(item.sample, float(reward), {str(key): float(value) for key, value in metrics.items()}, "")
 
     def _not_scored(self, item: ScoreItem, reason: NotScored) -> Score:
-        return error_score(item.sample, f"reward {self._name} did not score the sample: {_described(reason)}")
+        return error_score(item.sample, f"reward {self._name} did not score the sample: {described(reason)}")
 
 
 class _LimitExceeded(Exception):
@@ -199,7 +211,14 @@ def error_score(sample: str, reason: str) -> Score:
     return Score(sample, 0.0, {}, reason[:MAX_ERROR].encode(errors="backslashreplace").decode())
 
 
-def _described(error: Exception) -> str:
+def unavailable_score(sample: str, name: str, reason: str) -> Score:
+    """Return the score of a sample that reward ``name`` cannot score now; the runner asks for it again."""
+    error = error_score(sample, f"reward {name} cannot score now: {reason}").error
+    return Score(sample, 0.0, error=error, later=True)
+
+
+def described(error: BaseException) -> str:
+    """Return what an exception says, with its type; of NotScored only its reason."""
     try:
         return str(error) if isinstance(error, NotScored) else f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 an exception of user code may be unable to describe itself
@@ -215,17 +234,18 @@ def fields_of(scorer: Any, name: str) -> tuple[str, ...]:
     if not callable(scorer):
         raise ValueError(f"reward {name} is of type {type(scorer).__name__}, which is not callable; use a function")
     parameters = inspect.signature(scorer).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return FIELDS
     by_name = [
         parameter
         for parameter in parameters
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
     for parameter in parameters:
-        optional = parameter.default is not parameter.empty or parameter.kind is parameter.VAR_POSITIONAL
+        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        optional = variadic or parameter.default is not parameter.empty
         if not optional and (parameter not in by_name or parameter.name not in FIELDS):
             raise ValueError(f"reward {name} asks for {parameter.name!r}; there are {', '.join(FIELDS)}, by name")
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return FIELDS
     return tuple(parameter.name for parameter in by_name if parameter.name in FIELDS)
 
 

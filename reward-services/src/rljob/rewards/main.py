@@ -73,7 +73,8 @@ def function_problems(spec: RLJobSpec, name: str = "") -> Iterator[str]:
             if loaded.plain_function is None:
                 loaded.factory()
             else:
-                RewardEvaluator(loaded.plain_function, reward.name, loaded.field)
+                evaluator = RewardEvaluator(loaded.plain_function, reward.name, loaded.field)
+                evaluator.check_token_ids(reward, f"spec.rewards[{i}]")
         except ValueError as error:
             yield from str(error).splitlines()
 
@@ -92,7 +93,9 @@ def make_evaluator(spec: RLJobSpec, i: int) -> RewardEvaluator:
         raise ValueError(
             f"spec.rewards[{i}]: {spec.rewards[i].name} is not a builtin or a function; start its own program"
         )
-    return RewardEvaluator(loaded.make_scorer(), loaded.name, loaded.field)
+    evaluator = RewardEvaluator(loaded.make_scorer(), loaded.name, loaded.field)
+    evaluator.check_token_ids(spec.rewards[i], f"spec.rewards[{i}]")
+    return evaluator
 
 
 def serve_function(reference: str, listen: str, processes: int, timeout_seconds: float) -> None:

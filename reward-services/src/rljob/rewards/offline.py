@@ -46,8 +46,9 @@ async def score_lines(spec: RLJobSpec, reward: Reward, lines: Iterable[bytes]) -
             began = time.perf_counter()
             [score] = await pool.score([item])
             seconds = time.perf_counter() - began
+            recorded = sample.rewards.get(reward.name)
             found.append(
-                CheckedSample(item.sample, item.task, sample.reward, score.reward, score.metrics, score.error, seconds)
+                CheckedSample(item.sample, item.task, recorded, score.reward, score.metrics, score.error, seconds)
             )
     return found
 

@@ -14,15 +14,22 @@ import msgspec
 
 from rljob.protocol.score_messages import MAX_ITEMS, ScoreReply, ScoreRequest
 
-VERSION = "1.2.0"
-"""Major: the path. Minor: fields were added. 1.1: response_tokens and metadata. 1.2: deterministic, in the reply."""
+VERSION = "1.3.0"
+"""Major: the path. Minor: fields were added. 1.1: response_tokens and metadata. 1.2: deterministic, in the reply.
+1.3: response_token_ids."""
 TEXT = {"text/plain": {"schema": {"type": "string"}}}
 REFUSALS = {
     "400": "The body is incomplete.",
     "401": "The token is missing or wrong. A service that rljob starts may require RLJOB_TOKEN.",
     "413": "A bound is exceeded. The runner does not repeat the request.",
     "429": "Too many samples wait for a worker. Repeat the request after Retry-After seconds.",
+    "503": "No worker is set up. Repeat the request after Retry-After seconds.",
     "422": "The body is not a ScoreRequest. The runner sends each sample by itself.",
+}
+PROBES = {
+    "/healthz": {"200": "The process is alive"},
+    "/readyz": {"200": "A worker is set up", "503": "No worker is set up"},
+    "/metrics": {"200": "Metrics for Prometheus"},
 }
 
 
@@ -44,12 +51,13 @@ def document() -> dict[str, Any]:
         },
     }
     probes = {
-        path: {"get": {"summary": summary, "responses": {"200": {"description": summary, "content": TEXT}}}}
-        for path, summary in (
-            ("/healthz", "The process is alive"),
-            ("/readyz", "The reward is loaded"),
-            ("/metrics", "Metrics for Prometheus"),
-        )
+        path: {
+            "get": {
+                "summary": answers["200"],
+                "responses": {status: {"description": what, "content": TEXT} for status, what in answers.items()},
+            }
+        }
+        for path, answers in PROBES.items()
     }
     return {
         "openapi": "3.1.0",
