@@ -102,11 +102,106 @@ async def test_scores_have_the_order_of_the_items():
         assert [result.sample for result in await pool.score([item(name) for name in names])] == names
 
 
-async def test_concurrent_requests_share_all_workers():
-    async with Pool(Each(score), "r", processes=2, timeout_seconds=10) as pool:
+async def test_concurrent_requests_share_all_workers(tmp_path):
+    def waits_for_the_other(item):
+        (tmp_path / str(os.getpid())).touch()
+        while len(os.listdir(tmp_path)) < 2:
+            time.sleep(0.001)
+        return score(item)
+
+    async with Pool(Each(waits_for_the_other), "r", processes=2, timeout_seconds=60) as pool:
         results = await asyncio.gather(*(pool.score([item(f"g{r}.{i}") for i in range(50)]) for r in range(4)))
     assert [[v.sample for v in some] for some in results] == [[f"g{r}.{i}" for i in range(50)] for r in range(4)]
     assert len({v.reward for some in results for v in some}) == 2
+
+
+class SetsUp(Each):
+    """Calls a function in each worker before its first sample."""
+
+    def __init__(self, set_up) -> None:
+        super().__init__(score)
+        self.set_up = set_up
+
+
+async def test_the_time_of_the_set_up_is_not_that_of_a_sample():
+    async with Pool(SetsUp(lambda: time.sleep(0.3)), "r", processes=1, timeout_seconds=0.2) as pool:
+        (result,) = await pool.score([item("a")])
+    assert result.error == ""
+
+
+async def test_samples_do_not_wait_for_a_set_up_that_takes_long(monkeypatch, tmp_path):
+    def waits():
+        while not (tmp_path / "go").exists():
+            time.sleep(0.001)
+
+    monkeypatch.setattr(pool, "SET_UP_SECONDS", 0.01)
+    async with Pool(SetsUp(waits), "r", processes=2, timeout_seconds=0.2) as workers:
+        asked = await workers.score([item("a"), item("b")])
+        (tmp_path / "go").touch()
+        await workers.wait_until_ready()
+        (scored,) = await workers.score([item("a")])
+    why = "reward r cannot score now: its worker is being set up"
+    assert asked == [Score(name, 0.0, error=why, later=True) for name in "ab"]
+    assert scored.error == "" and workers.not_ready == ""
+
+
+@pytest.mark.parametrize(
+    ("raised", "why"),
+    [
+        (KeyError("no\nmodel"), "KeyError: 'no\\nmodel'"),
+        (ValueError("two\nlines \ud800"), "ValueError: two lines \\ud800"),
+        (SystemExit(3), "SystemExit: 3"),
+        (MemoryError("x" * 5000), f"MemoryError: {'x' * 940}"),
+    ],
+    ids=ascii,
+)
+async def test_samples_of_a_reward_that_cannot_be_set_up_are_asked_for_later(monkeypatch, tmp_path, raised, why):
+    def fails():
+        if not (tmp_path / "good").exists():
+            raise raised
+
+    monkeypatch.setattr(pool, "FIRST_BACKOFF_SECONDS", 0.0)
+    async with Pool(SetsUp(fails), "r", processes=1, timeout_seconds=10) as workers:
+        (asked,) = await workers.score([item("a")])
+        assert asked.later and asked.error.startswith(f"reward r cannot score now: set_up raised {why}")
+        (tmp_path / "good").touch()
+        async with asyncio.timeout(60):
+            while (scored := (await workers.score([item("a")]))[0]).later:
+                pass
+    assert scored.error == ""
+
+
+async def test_a_sample_that_ended_its_worker_waits_for_the_set_up_of_the_next_one(monkeypatch, tmp_path):
+    """If it was asked for later, its tries would be forgotten, and it would end workers forever."""
+
+    def waits():
+        while (tmp_path / "wait").exists():
+            time.sleep(0.001)
+
+    monkeypatch.setattr(pool, "SET_UP_SECONDS", 0.01)
+    async with Pool(SetsUp(waits), "r", processes=1, timeout_seconds=10) as workers:
+        await workers.wait_until_ready()
+        (tmp_path / "wait").touch()
+        bad = asyncio.create_task(workers.score([item("a", DIE)]))
+        async with asyncio.timeout(60):
+            while not workers.not_ready:
+                await asyncio.sleep(0.001)
+        assert workers.waiting == 1 and not bad.done()
+        (tmp_path / "wait").unlink()
+        (result,) = await bad
+    assert result.error == "reward r: the worker exited (SIGSEGV) twice on this sample"
+
+
+async def test_a_set_up_may_be_async():
+    class Reward:
+        async def set_up(self):
+            self.loop = asyncio.get_running_loop()
+
+        async def __call__(self, completion):
+            return float(self.loop is asyncio.get_running_loop())
+
+    async with Pool(RewardEvaluator(Reward(), "r"), "r", processes=1, timeout_seconds=10) as workers:
+        assert (await workers.score([item("a")])) == [Score("a", 1.0)]
 
 
 async def test_a_sample_that_times_out_affects_no_other():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import httpx
 import msgspec
@@ -26,6 +27,7 @@ async def client():
     pool = Pool(score, "length", processes=1, timeout_seconds=10)
     transport = httpx.ASGITransport(app=build_app(pool))
     async with pool, httpx.AsyncClient(transport=transport, base_url="http://reward") as client:
+        await pool.wait_until_ready()
         yield client
 
 
@@ -144,8 +146,10 @@ async def test_a_service_with_a_token_answers_401_without_it_and_reads_nothing(h
         pytest.fail("the body is read")
         yield b""
 
-    transport = httpx.ASGITransport(app=build_app(Pool(score, "r", processes=1, timeout_seconds=10), "secret"))
-    async with httpx.AsyncClient(transport=transport, base_url="http://reward") as client:
+    pool = Pool(score, "r", processes=1, timeout_seconds=10)
+    transport = httpx.ASGITransport(app=build_app(pool, "secret"))
+    async with pool, httpx.AsyncClient(transport=transport, base_url="http://reward") as client:
+        await pool.wait_until_ready()
         answer = await client.post("/v1/score", content=parts(), headers=headers)
         assert answer.status_code == 401
         assert answer.text == "this request requires the token that rljob gave to the job's runner\n"
@@ -168,3 +172,56 @@ async def test_a_request_is_refused_while_too_many_samples_wait(monkeypatch):
         async with pool:
             assert [each.reward for each in await waiting] == [1.0, 1.0]
             assert (await client.post("/v1/score", content=b'{"items":[]}')).status_code == 200
+
+
+async def test_a_service_whose_workers_are_not_set_up_refuses_samples_and_is_not_ready(tmp_path):
+    class SetUp:
+        def set_up(self):
+            if not (tmp_path / "there").exists():
+                raise KeyError("no\nmodel")
+
+        def __call__(self, completion):
+            return 1.0
+
+    pool = Pool(RewardEvaluator(SetUp(), "r"), "r", processes=1, timeout_seconds=10)
+    transport = httpx.ASGITransport(app=build_app(pool))
+    body = msgspec.json.encode(ScoreRequest([ScoreItem("g0.0", "sums", "", "a", "stop", {})]))
+    async with httpx.AsyncClient(transport=transport, base_url="http://reward") as client:
+        answer = await client.post("/v1/score", content=body)
+        assert (answer.status_code, answer.text) == (503, "reward r cannot score now: no worker is set up yet\n")
+        async with pool:
+            await pool.wait_until_ready()
+            answer = await client.post("/v1/score", content=body)
+            sentence = "reward r cannot score now: set_up raised KeyError: 'no\\nmodel'\n"
+            assert (answer.status_code, answer.headers["retry-after"], answer.text) == (503, "1", sentence)
+            ready = await client.get("/readyz")
+            assert (ready.status_code, ready.text) == (503, "set_up raised KeyError: 'no\\nmodel'\n")
+            assert (await client.get("/healthz")).status_code == 200
+            (tmp_path / "there").touch()
+            async with asyncio.timeout(60):
+                while (await client.get("/readyz")).status_code != 200:
+                    await asyncio.sleep(0.01)
+            assert (await client.post("/v1/score", content=body)).json()["scores"][0]["reward"] == 1.0
+
+
+async def test_a_service_listens_when_a_worker_is_set_up():
+    pool = Pool(score, "r", processes=1, timeout_seconds=10)
+    app = build_app(pool)
+    async with app.router.lifespan_context(app):
+        assert pool.not_ready == ""
+
+
+async def test_a_service_listens_while_its_set_up_takes_long(monkeypatch):
+    class SetUp:
+        def set_up(self):
+            time.sleep(1000)
+
+        def __call__(self, completion):
+            return 1.0
+
+    monkeypatch.setattr(server, "LISTEN_SECONDS", 0.01)
+    app = build_app(Pool(RewardEvaluator(SetUp(), "r"), "r", processes=1, timeout_seconds=10))
+    transport = httpx.ASGITransport(app=app)
+    client = httpx.AsyncClient(transport=transport, base_url="http://reward")
+    async with app.router.lifespan_context(app), client:
+        assert (await client.get("/readyz")).status_code == 503

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.requests import ClientDisconnect
@@ -33,6 +35,11 @@ def busy(sentence: str) -> RequestRejectedError:
     return RequestRejectedError(429, sentence, {"Retry-After": RETRY_SECONDS})
 
 
+def unavailable(sentence: str) -> RequestRejectedError:
+    """Return the refusal of a request that the service cannot handle yet; its client repeats it later."""
+    return RequestRejectedError(503, sentence, {"Retry-After": RETRY_SECONDS})
+
+
 async def read_body(request: Request) -> bytes:
     """Return the body, whose length :class:`rljob.protocol.http_server.HttpServer` bounds.
 
@@ -57,15 +64,18 @@ def check_marks(body: bytes, remedy: str) -> None:
         )
 
 
-def add_probes(app: FastAPI, registry: CollectorRegistry) -> None:
-    """Add /healthz, /readyz and /metrics. A service is loaded before it listens, so it is always ready."""
+def add_probes(app: FastAPI, registry: CollectorRegistry, not_ready: Callable[[], str] = str) -> None:
+    """Add /healthz, /readyz and /metrics. ``not_ready`` says why the service is not ready; empty: it is."""
 
     async def ok() -> Response:
         return Response("ok\n", media_type="text/plain")
+
+    async def ready() -> Response:
+        return unavailable(reason).response() if (reason := not_ready()) else await ok()
 
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     app.add_api_route("/healthz", ok)
-    app.add_api_route("/readyz", ok)
+    app.add_api_route("/readyz", ready)
     app.add_api_route("/metrics", metrics)

@@ -30,13 +30,16 @@ async def score_lines(spec: RLJobSpec, reward: Reward, lines: Iterable[bytes]) -
     """Return the scores of recorded samples.
 
     Raises:
-        ValueError: the reward cannot be made.
+        ValueError: the reward cannot be made or set up.
     """
     evaluator = make_evaluator(spec, spec.rewards.index(reward))
     names = [each.name for each in spec.rewards]
     tasks = {task.name: task for task in spec.tasks}
     decoder, found = msgspec.json.Decoder(RecordedSample), []
     async with Pool(evaluator, reward.name, 1, reward.timeout_seconds, reward.worker_memory) as pool:
+        await pool.wait_until_ready()
+        if pool.not_ready:
+            raise ValueError(f"reward {reward.name}: {pool.not_ready}")
         for line in lines:
             sample = decoder.decode(line)
             item = sample.item

@@ -5,6 +5,8 @@ replaced. The samples behind that one are scored by the new worker. The sample i
 because what an earlier sample or the machine did may be the cause; then it gets an error. An error of the service
 itself, for example that the system has no process left, replaces the worker too. Therefore no reward can stop the
 service or affect another sample.
+
+While no worker is set up, samples are asked for later, since their time limit says nothing about the set-up.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import msgspec
 from rljob.protocol.backoff import Backoff
 from rljob.protocol.score_messages import MAX_SCORE_BYTES, SAMPLE_TRIES, Score, ScoreItem
 from rljob.rewards import metrics
-from rljob.rewards.evaluate import error_kind, error_score, time_limit_sentence
+from rljob.rewards.evaluate import error_kind, error_score, time_limit_sentence, unavailable_score
 from rljob.rewards.orphans import kill_with_descendants
 from rljob.rewards.worker import READY, Evaluator, fork_worker
 
@@ -34,6 +36,7 @@ CHUNK = 32  # maximum number of samples that a worker receives at a time
 OWN_LIMIT_SECONDS = 1.0  # for a scorer that ends its samples by itself at the limit, before the worker is killed
 GRACE_SECONDS = 0.05  # to read a score that arrived in time although the service was not scheduled
 EXIT_SECONDS = 5.0  # for a worker's parent to end what the worker has started; then the service does it
+SET_UP_SECONDS = 1.0  # for a worker; after them, samples do not wait for it
 FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.1, 5.0  # after an error of the service
 
 _encoder = msgspec.json.Encoder()
@@ -50,6 +53,10 @@ class WorkerExitedError(WorkerError):
 
 class SampleTimeoutError(WorkerError):
     """A sample exceeded its time limit."""
+
+
+class SetUpError(Exception):
+    """A worker could not be set up. The message continues "reward NAME: "."""
 
 
 @dataclass(eq=False)
@@ -70,13 +77,15 @@ class _Worker:
         self.chunk: deque[_Job] = deque()
 
     async def connect(self) -> None:
-        """Wait until the worker can receive samples.
+        """Wait until the worker is set up and can receive samples.
 
         Raises:
             EOFError: it ended before.
+            SetUpError: it could not be set up.
         """
         self._reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=MAX_SCORE_BYTES + 1)
-        await self._reader.readexactly(len(READY))
+        if (line := await self._reader.readuntil()) != READY:
+            raise SetUpError(line.decode(errors="replace").strip())
 
     def give(self, chunk: deque[_Job]) -> None:
         assert self._writer is not None
@@ -168,7 +177,8 @@ class Pool:
         memory_bytes: int | None = None,
     ) -> None:
         self._evaluator = evaluator
-        self._name = name
+        self.name = name
+        """The reward's name."""
         self._processes = processes
         self._timeout = timeout_seconds
         self._memory = memory_bytes
@@ -176,6 +186,10 @@ class Pool:
         self.workers: set[int] = set()
         """Process ids of the parents of the workers, which are children of the service."""
         self._in_use: set[_Worker] = set()
+        self._set_up = 0  # workers that can receive samples
+        self._tried = asyncio.Event()
+        self.not_ready = "no worker is set up yet"
+        """Why no sample can be scored now; empty: it can."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Pool:
@@ -188,6 +202,10 @@ class Pool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def wait_until_ready(self) -> None:
+        """Wait until a worker is set up, or none can be; then ``not_ready`` says why."""
+        await self._tried.wait()
 
     @property
     def deterministic(self) -> bool:
@@ -227,8 +245,15 @@ class Pool:
                 self.workers.add(worker.pid)
                 self._in_use.add(worker)
                 await self._use(worker)
+            except SetUpError as error:
+                log.error("reward %s: %s; trying again", self.name, error)
+                self._ask_later(str(error))
+                self._tried.set()
+                await backoff.wait()
             except Exception:  # no process left, or a defect of this module: without workers all samples would wait
-                log.exception("reward %s: a worker cannot be used; trying another one", self._name)
+                log.exception("reward %s: a worker cannot be used; trying another one", self.name)
+                self._refuse("its worker ended before it was set up")
+                self._tried.set()
                 await backoff.wait()
             else:
                 backoff.reset()
@@ -237,8 +262,11 @@ class Pool:
         """Score samples until the worker is of no more use; then end it and pass its samples on."""
         error: WorkerError | None = WorkerError("cannot be used")
         try:
-            await worker.connect()
-            await self._work(worker)
+            await self._connect(worker)
+            try:
+                await self._work(worker)
+            finally:
+                self._set_up -= 1
         except WorkerError as raised:
             error = raised
         except asyncio.CancelledError:
@@ -260,6 +288,35 @@ class Pool:
                 if failed is not None:
                     self._handle_worker_end(failed, error, how)
 
+    async def _connect(self, worker: _Worker) -> None:
+        """Wait until a worker can receive samples. Samples that would wait long for it are asked for later.
+
+        Raises:
+            EOFError, SetUpError: see :meth:`_Worker.connect`.
+        """
+        slow = asyncio.get_running_loop().call_later(SET_UP_SECONDS, self._ask_later, "its worker is being set up")
+        try:
+            await worker.connect()
+        finally:
+            slow.cancel()
+        self._set_up += 1
+        self.not_ready = ""
+        self._tried.set()
+
+    def _refuse(self, reason: str) -> None:
+        if not self._set_up:
+            self.not_ready = reason
+
+    def _ask_later(self, reason: str) -> None:
+        """If no worker can receive samples, answer those that wait, and ended no worker, that the reward cannot now."""
+        self._refuse(reason)
+        for _ in range(self._queue.qsize() if self.not_ready else 0):
+            job = self._queue.get_nowait()
+            if job.tries or job.alone:  # of the next request nothing would be known
+                self._queue.put_nowait(job)
+            else:
+                self._answer(job, unavailable_score(job.sample, self.name, reason))
+
     async def _work(self, worker: _Worker) -> None:
         """Score chunks until the worker raises WorkerError."""
         while True:
@@ -268,7 +325,7 @@ class Pool:
                 started = time.perf_counter()
                 score = await worker.answer(self._seconds_for(len(worker.chunk)))
                 metrics.SECONDS.observe(time.perf_counter() - started)
-                if score.error == time_limit_sentence(self._name, self._timeout):  # of an async scorer
+                if score.error == time_limit_sentence(self.name, self._timeout):  # of an async scorer
                     metrics.TIMEOUTS.inc()
                 self._answer(worker.chunk.popleft(), score)
 
@@ -299,14 +356,14 @@ class Pool:
         last = job.tries >= SAMPLE_TRIES
         if isinstance(error, SampleTimeoutError):
             metrics.TIMEOUTS.inc()
-            what, reason = "timed out", time_limit_sentence(self._name, self._timeout)
+            what, reason = "timed out", time_limit_sentence(self.name, self._timeout)
         else:
             metrics.CRASHES.inc()
             what = f"{error} ({how})" if isinstance(error, WorkerExitedError) else str(error)
-            reason = f"reward {self._name}: the worker {what} twice on this sample"
+            reason = f"reward {self.name}: the worker {what} twice on this sample"
         log.warning(
             "reward %s: a worker %s on sample %s; %s",
-            self._name,
+            self.name,
             what,
             job.sample,
             "not scored" if last else "once more",
@@ -320,7 +377,7 @@ class Pool:
     def _answer(self, job: _Job, score: Score) -> None:
         metrics.SAMPLES.inc()
         if score.error:
-            metrics.ERRORS.labels(error_kind(self._name, score.error)).inc()
+            metrics.ERRORS.labels(error_kind(self.name, score.error)).inc()
         if score.error and not score.later:
             metrics.FAILURES.inc()
             log.debug("sample %s: %s", score.sample, score.error)  # the score carries it to the runner

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,7 +13,15 @@ from fastapi import FastAPI, Request, Response
 from rljob.protocol.heartbeat import beating
 from rljob.protocol.http_server import token_check
 from rljob.protocol.score_messages import ScoreItem, ScoreReply, ScoreRequest, excess
-from rljob.protocol.service_routes import NO_TOKEN, RequestRejectedError, add_probes, busy, check_marks, read_body
+from rljob.protocol.service_routes import (
+    NO_TOKEN,
+    RequestRejectedError,
+    add_probes,
+    busy,
+    check_marks,
+    read_body,
+    unavailable,
+)
 from rljob.rewards.metrics import REGISTRY, REJECTED
 from rljob.rewards.pool import Pool
 
@@ -19,6 +29,8 @@ _decoder = msgspec.json.Decoder(ScoreRequest)
 _encoder = msgspec.json.Encoder()
 
 
+LISTEN_SECONDS = 5.0
+"""The service begins to listen when a worker is set up, but at the latest after this time."""
 MAX_WAITING = 4096
 """Samples that wait for a worker. With more, a request gets status 429; the runner repeats it."""
 
@@ -35,6 +47,9 @@ def build_app(pool: Pool, token: str = "") -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with pool:
+            with contextlib.suppress(TimeoutError):  # then it listens, and refuses requests
+                async with asyncio.timeout(LISTEN_SECONDS):
+                    await pool.wait_until_ready()
             with beating():
                 yield
 
@@ -48,13 +63,15 @@ def build_app(pool: Pool, token: str = "") -> FastAPI:
             if pool.waiting >= MAX_WAITING:
                 raise busy(f"{pool.waiting:,} samples wait for a worker; repeat the request later, or add processes")
             items = _decode(await read_body(request))
+            if items and pool.not_ready:
+                raise unavailable(f"reward {pool.name} cannot score now: {pool.not_ready}")
         except RequestRejectedError as error:
             REJECTED.inc()
             return error.response()
         reply = ScoreReply(await pool.score(items), pool.deterministic)
         return Response(_encoder.encode(reply), media_type="application/json")
 
-    add_probes(app, REGISTRY)
+    add_probes(app, REGISTRY, lambda: pool.not_ready)
     return app
 
 

@@ -1,9 +1,10 @@
 """A worker process: scores the samples that it receives over its socket, one at a time.
 
 Workers are forked from the service after the reward is loaded: a fork takes milliseconds, an import seconds. Between
-both is the worker's parent (:mod:`rljob.rewards.worker_parent`). The worker sends READY. The service sends lines of
-JSON, each a list of ScoreItems. The worker answers each item with one line, its Score, in order and as soon as it has
-it, so the service always knows which sample is being scored.
+both is the worker's parent (:mod:`rljob.rewards.worker_parent`). The worker sets the reward up and sends READY, or one
+line that says why it cannot, and exits. The service sends lines of JSON, each a list of ScoreItems. The worker answers
+each item with one line, its Score, in order and as soon as it has it, so the service always knows which sample is being
+scored.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Protocol
 import msgspec
 
 from rljob.protocol.parent_death import set_parent_death_signal
-from rljob.protocol.score_messages import MAX_SCORE_BYTES, Score, ScoreItem
-from rljob.rewards.evaluate import error_score
+from rljob.protocol.score_messages import MAX_ERROR, MAX_SCORE_BYTES, Score, ScoreItem
+from rljob.rewards.evaluate import described, error_score
 from rljob.rewards.worker_parent import fork_from_parent
 
 READY = b"ready\n"
@@ -42,7 +43,7 @@ class Evaluator(Protocol):
         """Whether samples of a chunk are scored at the same time."""
 
     def set_up(self) -> None:
-        """Prepare the worker."""
+        """Prepare the worker; it may raise any exception."""
 
     def score_all(self, items: Sequence[ScoreItem], send: Callable[[Score], None], seconds: float | None) -> None:
         """Call ``send`` with the score of each item, in order; ``seconds``: limit for one sample."""
@@ -73,20 +74,32 @@ def fork_worker(
     try:
         _leave_service(service, theirs.fileno())
         fork_from_parent()
-        theirs.sendall(READY)
         if memory_bytes is not None:
             _limit_memory(memory_bytes)
-        serve(theirs, evaluator, seconds)
-        os._exit(0)
+        failure = _set_up(evaluator)
+        theirs.sendall(READY if failure is None else failure)
+        if failure is None:
+            serve(theirs, evaluator, seconds)
+            os._exit(0)
     except BaseException:  # no exception may reach the copy of the service's event loop
         log.exception("a reward worker failed")
     finally:
         os._exit(1)
 
 
+def _set_up(evaluator: Evaluator) -> bytes | None:
+    """Prepare the worker. If this fails, log the exception and return a line that names it."""
+    try:
+        evaluator.set_up()
+    except (Exception, SystemExit) as error:  # of user code
+        log.exception("the set-up of a reward worker failed")
+        text = " ".join(described(error).split())[:MAX_ERROR]
+        return f"set_up raised {text}\n".encode(errors="backslashreplace")
+    return None
+
+
 def serve(connection: socket.socket, evaluator: Evaluator, seconds: float | None) -> None:
     """Score samples until the other side closes the socket."""
-    evaluator.set_up()
     with connection.makefile("rb") as lines:
         for line in lines:
             evaluator.score_all(
