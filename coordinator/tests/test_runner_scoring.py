@@ -276,12 +276,12 @@ async def test_a_row_that_is_nested_too_deeply_fails_its_sample(client: RewardCl
 async def test_a_request_that_is_too_long_is_sent_one_sample_at_a_time(
     client: RewardClient, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "MAX_REQUEST_BYTES", 400)
+    monkeypatch.setattr(scoring, "MAX_REQUEST_BYTES", 430)
     scores = await asyncio.gather(*(client.score(item(f"g0.{i}", "x" * 100 * i)) for i in range(5)))
     assert [len(request) for request in service.requests] == [1, 1, 1]
     assert [bool(score.error) for score in scores] == [False, False, False, True, True]
     assert scores[4].error == (
-        "the sample cannot be sent to reward sums: it has 596 bytes, and a request has at most 400; "
+        "the sample cannot be sent to reward sums: it has 622 bytes, and a request has at most 430; "
         "shorten its row or its answer"
     )
 
