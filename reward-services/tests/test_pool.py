@@ -16,7 +16,7 @@ import pytest
 
 from rljob.api.rewards import NotScored, Unavailable
 from rljob.protocol.score_messages import MAX_SCORE_BYTES, Score, ScoreItem
-from rljob.rewards import metrics, pool
+from rljob.rewards import metrics, pool, pool_worker
 from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.pool import Pool
 from rljob.rewards.worker import fork_worker
@@ -327,7 +327,7 @@ async def test_a_worker_that_does_not_start_costs_no_sample(monkeypatch):
             return pid, ours
         return fork_worker(*arguments)
 
-    monkeypatch.setattr(pool, "fork_worker", fork)
+    monkeypatch.setattr(pool_worker, "fork_worker", fork)
     monkeypatch.setattr(pool, "FIRST_BACKOFF_SECONDS", 0.0)
     async with Pool(Each(score), "r", processes=1, timeout_seconds=10) as workers:
         (result,) = await workers.score([item("a")])
@@ -423,7 +423,7 @@ async def test_a_service_without_a_free_process_tries_again(monkeypatch, caplog)
             raise error
         return fork_worker(*arguments)
 
-    monkeypatch.setattr(pool, "fork_worker", fork)
+    monkeypatch.setattr(pool_worker, "fork_worker", fork)
     monkeypatch.setattr(pool, "FIRST_BACKOFF_SECONDS", 0.0)
     async with Pool(Each(score), "r", processes=1, timeout_seconds=10) as workers:
         (result,) = await workers.score([item("a")])
@@ -440,8 +440,8 @@ async def test_a_defect_of_the_service_fails_a_sample_and_ends_nothing(monkeypat
                 raise RuntimeError("a defect")
             return decoder.decode(line)
 
-    decoder = pool._decoder
-    monkeypatch.setattr(pool, "_decoder", Decoder())
+    decoder = pool_worker._decoder
+    monkeypatch.setattr(pool_worker, "_decoder", Decoder())
     monkeypatch.setattr(pool, "FIRST_BACKOFF_SECONDS", 0.0)
     async with Pool(Each(score), "r", processes=1, timeout_seconds=10) as workers:
         results = await workers.score([item("a"), item("b"), item("c")])

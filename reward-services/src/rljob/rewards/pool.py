@@ -12,149 +12,35 @@ While no worker is set up, samples are asked for later, since their time limit s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
-import os
-import signal
 import time
 from collections import deque
-from dataclasses import dataclass
 
 import msgspec
 
 from rljob.protocol.backoff import Backoff
-from rljob.protocol.score_messages import MAX_SCORE_BYTES, SAMPLE_TRIES, Score, ScoreItem
+from rljob.protocol.score_messages import SAMPLE_TRIES, Score, ScoreItem
 from rljob.rewards import metrics
 from rljob.rewards.evaluate import error_kind, error_score, time_limit_sentence, unavailable_score
-from rljob.rewards.orphans import kill_with_descendants
-from rljob.rewards.worker import READY, Evaluator, fork_worker
+from rljob.rewards.pool_worker import (
+    PoolWorker,
+    SampleTimeoutError,
+    ScoreJob,
+    SetUpError,
+    WorkerError,
+    WorkerExitedError,
+)
+from rljob.rewards.worker import Evaluator
 
 log = logging.getLogger(__name__)
 
 CHUNK = 32  # maximum number of samples that a worker receives at a time
 OWN_LIMIT_SECONDS = 1.0  # for a scorer that ends its samples by itself at the limit, before the worker is killed
-GRACE_SECONDS = 0.05  # to read a score that arrived in time although the service was not scheduled
-EXIT_SECONDS = 5.0  # for a worker's parent to end what the worker has started; then the service does it
 SET_UP_SECONDS = 1.0  # for a worker; after them, samples do not wait for it
 FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.1, 5.0  # after an error of the service
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Score)
-
-
-class WorkerError(Exception):
-    """A worker is of no more use. The message continues "reward NAME: the worker …"."""
-
-
-class WorkerExitedError(WorkerError):
-    """The worker's process is gone."""
-
-
-class SampleTimeoutError(WorkerError):
-    """A sample exceeded its time limit."""
-
-
-class SetUpError(Exception):
-    """A worker could not be set up. The message continues "reward NAME: "."""
-
-
-@dataclass(eq=False)
-class _Job:
-    sample: str
-    text: bytes  # the item as JSON
-    result: asyncio.Future[Score]
-    tries: int = 0
-    alone: bool = False  # not in a chunk with others: it, or a chunk that it was in, made a worker fail
-
-
-class _Worker:
-    """The service's side of a worker process, and the samples it has not answered yet. ``pid``: of its parent."""
-
-    def __init__(self, evaluator: Evaluator, seconds: float, memory_bytes: int | None) -> None:
-        self.pid, self._socket = fork_worker(evaluator, seconds, memory_bytes)
-        self._writer: asyncio.StreamWriter | None = None
-        self.chunk: deque[_Job] = deque()
-
-    async def connect(self) -> None:
-        """Wait until the worker is set up and can receive samples.
-
-        Raises:
-            EOFError: it ended before.
-            SetUpError: it could not be set up.
-        """
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=MAX_SCORE_BYTES + 1)
-        if (line := await self._reader.readuntil()) != READY:
-            raise SetUpError(line.decode(errors="replace").strip())
-
-    def give(self, chunk: deque[_Job]) -> None:
-        assert self._writer is not None
-        self.chunk = chunk
-        self._writer.write(b"[" + b",".join(job.text for job in chunk) + b"]\n")
-
-    async def answer(self, seconds: float) -> Score:
-        """Return the score of the first sample of the chunk.
-
-        Raises:
-            SampleTimeoutError: there is none after ``seconds``.
-            WorkerExitedError: the worker exited.
-            WorkerError: it wrote something else.
-        """
-        try:
-            score = _decoder.decode(await self._line(seconds))
-        except TimeoutError:
-            raise SampleTimeoutError("took too long") from None
-        except (ConnectionError, asyncio.IncompleteReadError):
-            raise WorkerExitedError("exited") from None
-        except (ValueError, RecursionError, asyncio.LimitOverrunError):
-            raise WorkerError("wrote something other than a score") from None
-        if score.sample != self.chunk[0].sample:
-            raise WorkerError("wrote something other than the score of its sample")
-        return score
-
-    async def _line(self, seconds: float) -> bytes:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                return await self._reader.readuntil()
-        async with asyncio.timeout(GRACE_SECONDS):
-            return await self._reader.readuntil()
-
-    async def end(self, exited: bool) -> str:
-        """End the worker and the processes that it started; return how it ended.
-
-        ``exited``: whether it has ended by itself, so that its parent will end as it did.
-        """
-        (self._writer or self._socket).close()
-        try:
-            if not exited:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pid, signal.SIGTERM)
-            await self._wait()
-        finally:
-            kill_with_descendants(self.pid)  # if the parent has not done it
-            how = self._reap()
-        return how
-
-    async def _wait(self) -> None:
-        """Wait until the parent has ended, at most EXIT_SECONDS."""
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-        with contextlib.suppress(OSError, TimeoutError):  # ProcessLookupError: as in _reap
-            process = os.pidfd_open(self.pid)
-            try:
-                loop.add_reader(process, ended.set)
-                async with asyncio.timeout(EXIT_SECONDS):
-                    await ended.wait()
-            finally:
-                loop.remove_reader(process)
-                os.close(process)
-
-    def _reap(self) -> str:
-        try:
-            code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        except ChildProcessError:  # the reward's own code has changed the handling of SIGCHLD
-            return "unknown exit code"
-        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
 class Pool:
@@ -182,10 +68,10 @@ class Pool:
         self._processes = processes
         self._timeout = timeout_seconds
         self._memory = memory_bytes
-        self._queue: asyncio.Queue[_Job] = asyncio.Queue()
+        self._queue: asyncio.Queue[ScoreJob] = asyncio.Queue()
         self.workers: set[int] = set()
         """Process ids of the parents of the workers, which are children of the service."""
-        self._in_use: set[_Worker] = set()
+        self._in_use: set[PoolWorker] = set()
         self._set_up = 0  # workers that can receive samples
         self._tried = asyncio.Event()
         self.not_ready = "no worker is set up yet"
@@ -226,8 +112,8 @@ class Pool:
             for job in jobs:
                 job.result.cancel()
 
-    def _enqueue(self, item: ScoreItem) -> _Job:
-        job = _Job(item.sample, b"", asyncio.get_running_loop().create_future())
+    def _enqueue(self, item: ScoreItem) -> ScoreJob:
+        job = ScoreJob(item.sample, b"", asyncio.get_running_loop().create_future())
         try:
             job.text = _encoder.encode(item)
         except (ValueError, RecursionError) as error:
@@ -241,7 +127,7 @@ class Pool:
         backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
         while True:
             try:
-                worker = _Worker(self._evaluator, self._timeout, self._memory)
+                worker = PoolWorker(self._evaluator, self._timeout, self._memory)
                 self.workers.add(worker.pid)
                 self._in_use.add(worker)
                 await self._use(worker)
@@ -258,7 +144,7 @@ class Pool:
             else:
                 backoff.reset()
 
-    async def _use(self, worker: _Worker) -> None:
+    async def _use(self, worker: PoolWorker) -> None:
         """Score samples until the worker is of no more use; then end it and pass its samples on."""
         error: WorkerError | None = WorkerError("cannot be used")
         try:
@@ -288,11 +174,11 @@ class Pool:
                 if failed is not None:
                     self._handle_worker_end(failed, error, how)
 
-    async def _connect(self, worker: _Worker) -> None:
+    async def _connect(self, worker: PoolWorker) -> None:
         """Wait until a worker can receive samples. Samples that would wait long for it are asked for later.
 
         Raises:
-            EOFError, SetUpError: see :meth:`_Worker.connect`.
+            EOFError, SetUpError: see :meth:`PoolWorker.connect`.
         """
         slow = asyncio.get_running_loop().call_later(SET_UP_SECONDS, self._ask_later, "its worker is being set up")
         try:
@@ -317,7 +203,7 @@ class Pool:
             else:
                 self._answer(job, unavailable_score(job.sample, self.name, reason))
 
-    async def _work(self, worker: _Worker) -> None:
+    async def _work(self, worker: PoolWorker) -> None:
         """Score chunks until the worker raises WorkerError."""
         while True:
             worker.give(await self._take_chunk())
@@ -335,9 +221,9 @@ class Pool:
             return self._timeout * samples + OWN_LIMIT_SECONDS
         return self._timeout + (OWN_LIMIT_SECONDS if self._evaluator.together else 0.0)
 
-    async def _take_chunk(self) -> deque[_Job]:
+    async def _take_chunk(self) -> deque[ScoreJob]:
         """Return waiting samples, at most this worker's share."""
-        chunk = deque[_Job]()
+        chunk = deque[ScoreJob]()
         while not chunk:
             waiting = [await self._queue.get()]
             most = 1 if waiting[0].alone else min(CHUNK, math.ceil((self._queue.qsize() + 1) / self._processes))
@@ -350,7 +236,7 @@ class Pool:
             chunk.extend(job for job in waiting if not job.result.done())
         return chunk
 
-    def _handle_worker_end(self, job: _Job, error: WorkerError, how: str) -> None:
+    def _handle_worker_end(self, job: ScoreJob, error: WorkerError, how: str) -> None:
         """Retry or fail the sample that a worker was scoring when it ended. ``how``: the end of its process."""
         job.tries += 1
         last = job.tries >= SAMPLE_TRIES
@@ -374,7 +260,7 @@ class Pool:
             job.alone = True
             self._queue.put_nowait(job)
 
-    def _answer(self, job: _Job, score: Score) -> None:
+    def _answer(self, job: ScoreJob, score: Score) -> None:
         metrics.SAMPLES.inc()
         if score.error:
             metrics.ERRORS.labels(error_kind(self.name, score.error)).inc()
