@@ -171,6 +171,20 @@ async def test_samples_of_a_reward_that_cannot_be_set_up_are_asked_for_later(mon
     assert scored.error == ""
 
 
+async def test_a_service_whose_worker_ends_in_its_set_up_says_how(monkeypatch, tmp_path):
+    def dies():
+        if not (tmp_path / "good").exists():
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    monkeypatch.setattr(pool, "FIRST_BACKOFF_SECONDS", 0.0)
+    async with Pool(SetsUp(dies), "r", processes=1, timeout_seconds=10) as workers:
+        await workers.wait_until_ready()
+        assert workers.not_ready == "its worker ended before it was set up (SIGSEGV)"
+        (tmp_path / "good").touch()
+        (scored,) = await workers.score([item("a")])
+    assert scored.error == "" and workers.not_ready == ""
+
+
 async def test_a_sample_that_ended_its_worker_waits_for_the_set_up_of_the_next_one(monkeypatch, tmp_path):
     """If it was asked for later, its tries would be forgotten, and it would end workers forever."""
 

@@ -77,12 +77,12 @@ def write_module(name: str, texts: Mapping[str, str]) -> Path:
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise CliError(f"{name!r} is not the name of a module; use lower-case letters, digits and _", 2)
-    if keyword.iskeyword(name) or importlib.util.find_spec(name) is not None:
-        taken = "a keyword of Python" if keyword.iskeyword(name) else "an installed Python module"
-        raise CliError(f"{name} is {taken}; give another name", 2)
     folder = Path(name)
     if folder.exists():
         raise CliError(f"{folder} exists; give a name that is not used here", 2)
+    if keyword.iskeyword(name) or importlib.util.find_spec(name) is not None:
+        taken = "a keyword of Python" if keyword.iskeyword(name) else "an installed Python module"
+        raise CliError(f"{name} is {taken}; give another name", 2)
     folder.mkdir(parents=True)
     for file, text in texts.items():
         (folder / file).write_text(text.format(name=name, manifest_name=name.replace("_", "-").strip("-")))

@@ -28,6 +28,7 @@ from rljob.rewards.pool_worker import (
     SampleTimeoutError,
     ScoreJob,
     SetUpError,
+    StartError,
     WorkerError,
     WorkerExitedError,
 )
@@ -131,24 +132,33 @@ class Pool:
                 self.workers.add(worker.pid)
                 self._in_use.add(worker)
                 await self._use(worker)
-            except SetUpError as error:
+            except StartError as error:
                 log.error("reward %s: %s; trying again", self.name, error)
-                self._ask_later(str(error))
+                if isinstance(error, SetUpError):
+                    self._ask_later(str(error))
+                else:
+                    self._refuse(str(error))
                 self._tried.set()
                 await backoff.wait()
             except Exception:  # no process left, or a defect of this module: without workers all samples would wait
                 log.exception("reward %s: a worker cannot be used; trying another one", self.name)
-                self._refuse("its worker ended before it was set up")
+                self._refuse("no worker can be used")
                 self._tried.set()
                 await backoff.wait()
             else:
                 backoff.reset()
 
     async def _use(self, worker: PoolWorker) -> None:
-        """Score samples until the worker is of no more use; then end it and pass its samples on."""
+        """Score samples until the worker is of no more use; then end it and pass its samples on.
+
+        Raises:
+            StartError: it could not receive any.
+        """
         error: WorkerError | None = WorkerError("cannot be used")
+        ready = False
         try:
             await self._connect(worker)
+            ready = True
             try:
                 await self._work(worker)
             finally:
@@ -173,12 +183,14 @@ class Pool:
                     self._queue.put_nowait(job)
                 if failed is not None:
                     self._handle_worker_end(failed, error, how)
+        if not ready:
+            raise StartError(f"its worker ended before it was set up ({how})")
 
     async def _connect(self, worker: PoolWorker) -> None:
         """Wait until a worker can receive samples. Samples that would wait long for it are asked for later.
 
         Raises:
-            EOFError, SetUpError: see :meth:`PoolWorker.connect`.
+            WorkerExitedError, SetUpError: see :meth:`PoolWorker.connect`.
         """
         slow = asyncio.get_running_loop().call_later(SET_UP_SECONDS, self._ask_later, "its worker is being set up")
         try:

@@ -33,8 +33,12 @@ class SampleTimeoutError(WorkerError):
     """A sample exceeded its time limit."""
 
 
-class SetUpError(Exception):
-    """A worker could not be set up. The message continues "reward NAME: "."""
+class StartError(Exception):
+    """A worker cannot receive samples. The message continues "reward NAME: "."""
+
+
+class SetUpError(StartError):
+    """The set-up of a worker failed."""
 
 
 @dataclass(eq=False)
@@ -71,11 +75,15 @@ class PoolWorker:
         """Wait until the worker is set up and can receive samples.
 
         Raises:
-            EOFError: it ended before.
+            WorkerExitedError: it ended before.
             SetUpError: it could not be set up.
         """
         self._reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=MAX_SCORE_BYTES + 1)
-        if (line := await self._reader.readuntil()) != READY:
+        try:
+            line = await self._reader.readuntil()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            raise WorkerExitedError("exited") from None
+        if line != READY:
             raise SetUpError(line.decode(errors="replace").strip())
 
     def give(self, chunk: deque[ScoreJob]) -> None:
