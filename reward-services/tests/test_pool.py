@@ -123,10 +123,24 @@ class SetsUp(Each):
         self.set_up = set_up
 
 
-async def test_the_time_of_the_set_up_is_not_that_of_a_sample():
-    async with Pool(SetsUp(lambda: time.sleep(0.3)), "r", processes=1, timeout_seconds=0.2) as pool:
-        (result,) = await pool.score([item("a")])
-    assert result.error == ""
+async def test_a_worker_gets_no_sample_before_it_is_set_up(tmp_path):
+    """The time limit of a sample begins when a worker gets it."""
+
+    def waits():
+        (tmp_path / "begun").touch()
+        while not (tmp_path / "go").exists():
+            time.sleep(0.001)
+
+    async with Pool(SetsUp(waits), "r", processes=1, timeout_seconds=10) as workers:
+        asked = asyncio.create_task(workers.score([item("a")]))
+        async with asyncio.timeout(60):
+            while not (tmp_path / "begun").exists():
+                await asyncio.sleep(0.001)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert workers.waiting == 1
+        (tmp_path / "go").touch()
+        assert (await asked)[0].error == ""
 
 
 async def test_samples_do_not_wait_for_a_set_up_that_takes_long(monkeypatch, tmp_path):
