@@ -220,9 +220,23 @@ async def test_a_sample_that_ended_its_worker_waits_for_the_set_up_of_the_next_o
     assert result.error == "reward r: the worker exited (SIGSEGV) twice on this sample"
 
 
-async def test_a_set_up_may_be_async():
+class Later:
+    """An awaitable that is no coroutine."""
+
+    def __init__(self, work) -> None:
+        self._work = work
+
+    def __await__(self):
+        return self._work().__await__()
+
+
+@pytest.mark.parametrize("kind", [lambda work: work(), Later])
+async def test_a_set_up_may_be_async(kind):
     class Reward:
-        async def set_up(self):
+        def set_up(self):
+            return kind(self.find_loop)
+
+        async def find_loop(self):
             self.loop = asyncio.get_running_loop()
 
         async def __call__(self, completion):

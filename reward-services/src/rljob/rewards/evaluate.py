@@ -73,8 +73,8 @@ class RewardEvaluator:
         """Call the method ``set_up`` of the scorer, in a worker before its first sample. It may be async."""
         if callable(set_up := getattr(self._scorer, "set_up", None)):
             result = set_up()
-            if inspect.iscoroutine(result):
-                self._run(result)
+            if inspect.isawaitable(result):
+                self._run(_limited(result, None))
 
     def __call__(self, item: ScoreItem) -> Score:
         """Return the score of ``item``."""

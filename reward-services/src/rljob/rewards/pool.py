@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 CHUNK = 32  # maximum number of samples that a worker receives at a time
 OWN_LIMIT_SECONDS = 1.0  # for a scorer that ends its samples by itself at the limit, before the worker is killed
-SET_UP_SECONDS = 1.0  # for a worker; after them, samples do not wait for it
+SET_UP_SECONDS = 5.0  # for a worker; after them, samples do not wait for it
 FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.1, 5.0  # after an error of the service
 
 _encoder = msgspec.json.Encoder()
