@@ -523,7 +523,7 @@ def served(job: RLJob, storage: Path) -> Any:
     """Return the number of workers of the first reward's service, and their time-out."""
     with (
         mock.patch.object(sdk, "Pool") as pool,
-        mock.patch.object(sdk, "_Server"),
+        mock.patch.object(sdk, "RewardServer"),
         mock.patch.object(sdk, "build_app"),
     ):
         sdk.run(RewardEvaluator(lambda: 0.0, ""), job.spec.rewards[0], "127.0.0.1:1", "")

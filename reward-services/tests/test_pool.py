@@ -149,13 +149,15 @@ async def test_samples_do_not_wait_for_a_set_up_that_takes_long(monkeypatch, tmp
             time.sleep(0.001)
 
     monkeypatch.setattr(pool, "SET_UP_SECONDS", 0.01)
-    async with Pool(SetsUp(waits), "r", processes=2, timeout_seconds=0.2) as workers:
+    async with Pool(SetsUp(waits), "r", processes=2, timeout_seconds=10) as workers:
         asked = await workers.score([item("a"), item("b")])
+        asked += await workers.score([item("c")])  # also one that came after the time
+        monkeypatch.setattr(pool, "SET_UP_SECONDS", 60.0)
         (tmp_path / "go").touch()
         await workers.wait_until_ready()
         (scored,) = await workers.score([item("a")])
     why = "reward r cannot score now: its worker is being set up"
-    assert asked == [Score(name, 0.0, error=why, later=True) for name in "ab"]
+    assert asked == [Score(name, 0.0, error=why, later=True) for name in "abc"]
     assert scored.error == "" and workers.not_ready == ""
 
 
@@ -199,25 +201,53 @@ async def test_a_service_whose_worker_ends_in_its_set_up_says_how(monkeypatch, t
     assert scored.error == "" and workers.not_ready == ""
 
 
-async def test_a_sample_that_ended_its_worker_waits_for_the_set_up_of_the_next_one(monkeypatch, tmp_path):
-    """If it was asked for later, its tries would be forgotten, and it would end workers forever."""
+@pytest.mark.parametrize("end", ["hang", "die"])
+async def test_a_sample_that_ended_its_worker_is_asked_for_later_and_has_one_try_left(monkeypatch, tmp_path, end):
+    """The samples of its request do not wait while no worker can be set up."""
+
+    def waits():
+        while (tmp_path / "wait").exists():
+            if end == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.001)
+
+    monkeypatch.setattr(pool, "FIRST_BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(pool, "SET_UP_SECONDS", 0.05)
+    async with Pool(SetsUp(waits), "r", processes=1, timeout_seconds=10) as workers:
+        await workers.wait_until_ready()
+        (tmp_path / "wait").touch()
+        bad, other = await workers.score([item("a", DIE), item("b")])
+        assert bad.later and other.later and bad.error.startswith("reward r cannot score now: its worker ")
+        (tmp_path / "wait").unlink()
+        async with asyncio.timeout(60):
+            while workers.not_ready:
+                await asyncio.sleep(0.001)
+        before = metrics.CRASHES._value.get()
+        monkeypatch.setattr(pool, "SET_UP_SECONDS", 60.0)
+        bad, other = await workers.score([item("a", DIE), item("b")])
+    assert bad.error == "reward r: the worker exited (SIGSEGV) twice on this sample"
+    assert other.error == "" and metrics.CRASHES._value.get() == before + 1
+
+
+async def test_the_tries_of_few_samples_are_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(pool, "KEPT_TRIES", 2)
+    monkeypatch.setattr(pool, "SET_UP_SECONDS", 0.05)
 
     def waits():
         while (tmp_path / "wait").exists():
             time.sleep(0.001)
 
-    monkeypatch.setattr(pool, "SET_UP_SECONDS", 0.01)
     async with Pool(SetsUp(waits), "r", processes=1, timeout_seconds=10) as workers:
-        await workers.wait_until_ready()
-        (tmp_path / "wait").touch()
-        bad = asyncio.create_task(workers.score([item("a", DIE)]))
-        async with asyncio.timeout(60):
-            while not workers.not_ready:
-                await asyncio.sleep(0.001)
-        assert workers.waiting == 1 and not bad.done()
-        (tmp_path / "wait").unlink()
-        (result,) = await bad
-    assert result.error == "reward r: the worker exited (SIGSEGV) twice on this sample"
+        for number in range(3):
+            await workers.wait_until_ready()
+            async with asyncio.timeout(60):
+                while workers.not_ready:
+                    await asyncio.sleep(0.001)
+            (tmp_path / "wait").touch()
+            (bad,) = await workers.score([item(f"a{number}", DIE)])
+            assert bad.later
+            (tmp_path / "wait").unlink()
+        assert len(workers._tries) == 2
 
 
 class Later:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 
 import httpx
@@ -12,6 +13,7 @@ from rljob.protocol.score_messages import Score, ScoreItem, ScoreReply, ScoreReq
 from rljob.rewards import server
 from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.pool import Pool
+from rljob.rewards.sdk import RewardServer
 from rljob.rewards.server import build_app
 
 
@@ -188,7 +190,7 @@ async def test_a_service_whose_workers_are_not_set_up_refuses_samples_and_is_not
     body = msgspec.json.encode(ScoreRequest([ScoreItem("g0.0", "sums", "", "a", "stop", {})]))
     async with httpx.AsyncClient(transport=transport, base_url="http://reward") as client:
         answer = await client.post("/v1/score", content=body)
-        assert (answer.status_code, answer.text) == (503, "reward r cannot score now: no worker is set up yet\n")
+        assert (answer.status_code, answer.text) == (503, "reward r cannot score now: its worker is being set up\n")
         async with pool:
             await pool.wait_until_ready()
             answer = await client.post("/v1/score", content=body)
@@ -225,3 +227,25 @@ async def test_a_service_listens_while_its_set_up_takes_long(monkeypatch):
     client = httpx.AsyncClient(transport=transport, base_url="http://reward")
     async with app.router.lifespan_context(app), client:
         assert (await client.get("/readyz")).status_code == 503
+
+
+async def test_a_signal_ends_a_service_whose_workers_are_being_set_up(monkeypatch, tmp_path):
+    class SetUp:
+        def set_up(self):
+            (tmp_path / "begun").touch()
+            time.sleep(1000)
+
+        def __call__(self, completion):
+            return 1.0
+
+    monkeypatch.setattr(server, "LISTEN_SECONDS", 1000.0)
+    pool = Pool(RewardEvaluator(SetUp(), "r"), "r", processes=1, timeout_seconds=10)
+    service = RewardServer(build_app(pool), "127.0.0.1:0", "", 1000)
+    service.pool = pool
+    serving = asyncio.create_task(service._serve())
+    async with asyncio.timeout(60):
+        while not (tmp_path / "begun").exists():
+            await asyncio.sleep(0.001)
+        service.handle_exit(signal.SIGTERM, None)
+        await serving
+    assert pool.workers == set()

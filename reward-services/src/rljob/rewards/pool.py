@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 CHUNK = 32  # maximum number of samples that a worker receives at a time
 OWN_LIMIT_SECONDS = 1.0  # for a scorer that ends its samples by itself at the limit, before the worker is killed
 SET_UP_SECONDS = 5.0  # for a worker; after them, samples do not wait for it
+KEPT_TRIES = 4096  # samples whose tries are kept until they are asked for again
+BEING_SET_UP = "its worker is being set up"
 FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.1, 5.0  # after an error of the service
 
 _encoder = msgspec.json.Encoder()
@@ -75,17 +77,22 @@ class Pool:
         self._in_use: set[PoolWorker] = set()
         self._set_up = 0  # workers that can receive samples
         self._tried = asyncio.Event()
-        self.not_ready = "no worker is set up yet"
+        self._slow: asyncio.TimerHandle | None = None
+        self._tries = dict[bytes, int]()  # samples that were asked for later → workers that ended on them
+        self.not_ready = BEING_SET_UP
         """Why no sample can be scored now; empty: it can."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Pool:
         metrics.QUEUED.set_function(lambda: self.waiting)
         metrics.IN_FLIGHT.set_function(lambda: sum(len(worker.chunk) for worker in self._in_use))
+        self._await_worker()
         self._tasks = [asyncio.create_task(self._keep_worker()) for _ in range(self._processes)]
         return self
 
     async def __aexit__(self, *exception: object) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -93,6 +100,10 @@ class Pool:
     async def wait_until_ready(self) -> None:
         """Wait until a worker is set up, or none can be; then ``not_ready`` says why."""
         await self._tried.wait()
+
+    def stop_waiting(self) -> None:
+        """End :meth:`wait_until_ready`."""
+        self._tried.set()
 
     @property
     def deterministic(self) -> bool:
@@ -117,6 +128,8 @@ class Pool:
         job = ScoreJob(item.sample, b"", asyncio.get_running_loop().create_future())
         try:
             job.text = _encoder.encode(item)
+            job.tries = self._tries.pop(job.digest, 0) if self._tries else 0
+            job.alone = job.tries > 0
         except (ValueError, RecursionError) as error:
             self._answer(job, error_score(item.sample, f"the sample cannot be passed to a worker: {error}"))
         else:
@@ -134,16 +147,13 @@ class Pool:
                 await self._use(worker)
             except StartError as error:
                 log.error("reward %s: %s; trying again", self.name, error)
+                self._refuse(str(error))
                 if isinstance(error, SetUpError):
-                    self._ask_later(str(error))
-                else:
-                    self._refuse(str(error))
-                self._tried.set()
+                    self._ask_later()
                 await backoff.wait()
             except Exception:  # no process left, or a defect of this module: without workers all samples would wait
                 log.exception("reward %s: a worker cannot be used; trying another one", self.name)
                 self._refuse("no worker can be used")
-                self._tried.set()
                 await backoff.wait()
             else:
                 backoff.reset()
@@ -163,6 +173,8 @@ class Pool:
                 await self._work(worker)
             finally:
                 self._set_up -= 1
+                if not self._set_up:
+                    self._await_worker()
         except WorkerError as raised:
             error = raised
         except asyncio.CancelledError:
@@ -187,33 +199,43 @@ class Pool:
             raise StartError(f"its worker ended before it was set up ({how})")
 
     async def _connect(self, worker: PoolWorker) -> None:
-        """Wait until a worker can receive samples. Samples that would wait long for it are asked for later.
+        """Wait until a worker can receive samples.
 
         Raises:
             WorkerExitedError, SetUpError: see :meth:`PoolWorker.connect`.
         """
-        slow = asyncio.get_running_loop().call_later(SET_UP_SECONDS, self._ask_later, "its worker is being set up")
-        try:
-            await worker.connect()
-        finally:
-            slow.cancel()
+        await worker.connect()
+        if self._slow is not None:
+            self._slow.cancel()
         self._set_up += 1
         self.not_ready = ""
         self._tried.set()
 
+    def _await_worker(self) -> None:
+        """From now on no worker can receive samples: those that wait for long are asked for later."""
+        if self._slow is not None:
+            self._slow.cancel()
+        self._slow = asyncio.get_running_loop().call_later(SET_UP_SECONDS, self._ask_later)
+
     def _refuse(self, reason: str) -> None:
+        """If no worker can receive samples, say why."""
         if not self._set_up:
             self.not_ready = reason
+        self._tried.set()
 
-    def _ask_later(self, reason: str) -> None:
-        """If no worker can receive samples, answer those that wait, and ended no worker, that the reward cannot now."""
-        self._refuse(reason)
-        for _ in range(self._queue.qsize() if self.not_ready else 0):
+    def _ask_later(self) -> None:
+        """Unless a worker can receive samples, answer those that wait that the reward cannot score them now."""
+        if self._set_up:
+            return
+        self.not_ready = self.not_ready or BEING_SET_UP
+        while self._queue.qsize():
             job = self._queue.get_nowait()
-            if job.tries or job.alone:  # of the next request nothing would be known
-                self._queue.put_nowait(job)
-            else:
-                self._answer(job, unavailable_score(job.sample, self.name, reason))
+            if job.tries or job.alone:
+                self._tries[job.digest] = max(job.tries, 1)
+                if len(self._tries) > KEPT_TRIES:
+                    del self._tries[next(iter(self._tries))]
+            self._answer(job, unavailable_score(job.sample, self.name, self.not_ready))
+        self._await_worker()
 
     async def _work(self, worker: PoolWorker) -> None:
         """Score chunks until the worker raises WorkerError."""

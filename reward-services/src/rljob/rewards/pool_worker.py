@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import signal
 from collections import deque
@@ -50,6 +51,11 @@ class ScoreJob:
     result: asyncio.Future[Score]
     tries: int = 0
     alone: bool = False  # not in a chunk with others: it, or a chunk that it was in, made a worker fail
+
+    @property
+    def digest(self) -> bytes:
+        """Names the sample in later requests."""
+        return hashlib.blake2b(self.text, digest_size=16).digest()
 
 
 class PoolWorker:

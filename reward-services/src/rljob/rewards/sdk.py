@@ -22,7 +22,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Collection
+from types import FrameType
 
 from rljob.api.rewards import Scorer
 from rljob.api.roles import Reward
@@ -82,16 +82,24 @@ def run(evaluator: RewardEvaluator, reward: Reward, listen: str, token: str) -> 
     """
     adopt_orphans()
     pool = Pool(evaluator, reward.name, reward.processes, reward.timeout_seconds, reward.worker_memory)
-    server = _Server(build_app(pool, token), listen, token, MAX_REQUEST_BYTES)
-    server.workers = pool.workers
+    server = RewardServer(build_app(pool, token), listen, token, MAX_REQUEST_BYTES)
+    server.pool = pool
     server.serve_until_signal()
 
 
-class _Server(ServiceServer):
-    """Reaps the processes that killed workers leave behind."""
+class RewardServer(ServiceServer):
+    """Reaps the processes that killed workers leave behind. ``pool``: of the application."""
 
-    workers: Collection[int]
+    pool: Pool
+    _loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        self._reaping = asyncio.create_task(keep_reaping(self.workers))  # the loop holds tasks by weak references only
+        self._reaping = asyncio.create_task(keep_reaping(self.pool.workers))  # the loop holds tasks by weak references
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End the server, also while workers are set up."""
+        super().handle_exit(sig, frame)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.pool.stop_waiting)  # the loop may be asleep
