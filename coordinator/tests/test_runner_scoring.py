@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from rljob.api.roles import Reward
 from rljob.protocol.score_messages import ScoreItem
+from rljob.protocol.watched_socket import watched_socket
 from rljob.runner import circuit_breaker, reward_http, scoring, service_http
 from rljob.runner.scoring import RewardClient
 from rljob.runner.service_http import service_session
@@ -447,3 +448,8 @@ async def test_samples_that_wait_for_later_end_with_the_client(client: RewardCli
     await client.close()
     task.cancel()
     assert all(timer.cancelled() for timer in client._later.values())
+
+
+async def test_connections_to_services_notice_a_pod_that_vanished() -> None:
+    async with service_session() as session:
+        assert session.connector._socket_factory is watched_socket  # type: ignore[union-attr]

@@ -6,7 +6,9 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 from aiohttp import web
@@ -15,6 +17,7 @@ from aiohttp.test_utils import TestServer, unused_port
 from e2e.fakes.chat_server import ChatServer
 from rljob.api.rewards import REWARDS, NotScored, Unavailable
 from rljob.protocol.score_messages import Score, ScoreItem
+from rljob.protocol.watched_socket import reading_peer_socket
 from rljob.rewards import model_api
 from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.judge_reward import JudgeReward
@@ -138,7 +141,7 @@ async def test_the_failures_of_a_message_are_remembered_while_its_sample_is_aske
 async def test_a_message_is_asked_again_unless_it_had_most_of_its_time_with_an_engine(
     judge: Callable[..., JudgeReward], monkeypatch: pytest.MonkeyPatch, end: float, error: type[Exception]
 ) -> None:
-    times = iter([0.0, 0.0, 1.0, end])  # begin, first engine, second engine, end of the sample's time
+    times = iter([0.0, 1.0, end])  # begin, second engine, end of the sample's time
     monkeypatch.setattr(model_api, "monotonic", lambda: next(times))
     started, forever = asyncio.Event(), asyncio.Event()
 
@@ -158,6 +161,52 @@ async def test_a_message_is_asked_again_unless_it_had_most_of_its_time_with_an_e
             await asking
         await reward.api.close()
         forever.set()
+
+
+async def test_a_message_is_asked_again_if_no_engine_was_reached(
+    judge: Callable[..., JudgeReward], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address of a pod that is gone answers nothing, so that an attempt to connect takes all the time."""
+    connecting, forever = asyncio.Event(), asyncio.Event()
+
+    async def connect(*_: object, **__: object) -> None:
+        connecting.set()
+        await forever.wait()
+
+    monkeypatch.setattr(aiohttp.TCPConnector, "connect", connect)
+    reward = judge("http://127.0.0.1:1")
+    asking = asyncio.create_task(reward(prompt="", completion="", problem={}))
+    await connecting.wait()
+    asking.cancel()
+    with pytest.raises(Unavailable, match="no engine of the judge answers \\(no connection within the time limit\\)"):
+        await asking
+    await reward.api.close()
+
+
+async def test_a_connection_that_takes_too_long_is_no_failure_of_the_engine(
+    judge: Callable[..., JudgeReward], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, errors = aiohttp.TCPConnector.connect, iter([aiohttp.ConnectionTimeoutError("no answer")] * 5)
+
+    async def connect(self: aiohttp.TCPConnector, *arguments: Any, **options: Any) -> Any:
+        for error in errors:
+            raise error
+        return await real(self, *arguments, **options)
+
+    monkeypatch.setattr(aiohttp.TCPConnector, "connect", connect)
+    async with running(verdicts()) as urls:
+        reward = judge(*urls)
+        assert (await reward(prompt="", completion="", problem={}))[0] == 1.0
+        assert next(errors, None) is None
+        await reward.api.close()
+
+
+async def test_connections_notice_an_engine_that_vanished(judge: Callable[..., JudgeReward]) -> None:
+    async with running(verdicts()) as urls:
+        reward = judge(*urls)
+        await reward(prompt="", completion="", problem={})
+        assert reward.api._session.connector._socket_factory is reading_peer_socket  # type: ignore[attr-defined,union-attr]
+        await reward.api.close()
 
 
 def test_a_pool_that_the_service_does_not_know_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

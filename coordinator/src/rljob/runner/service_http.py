@@ -12,6 +12,8 @@ from collections.abc import Collection
 import aiohttp
 from yarl import URL
 
+from rljob.protocol.watched_socket import watched_socket
+
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
@@ -19,9 +21,9 @@ CONNECT_SECONDS = 5.0
 
 def service_session() -> aiohttp.ClientSession:
     """Return a session for all clients of a process. It stores no cookies and decompresses no replies, because a small
-    compressed reply can be large."""
+    compressed reply can be large. A connection breaks soon after its peer has vanished."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, socket_factory=watched_socket),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         headers={"Accept-Encoding": "identity"},

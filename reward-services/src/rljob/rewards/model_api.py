@@ -18,6 +18,7 @@ from rljob.api.rewards import NotScored, Unavailable
 from rljob.protocol.backoff import Backoff
 from rljob.protocol.environment import pool_urls
 from rljob.protocol.retry_after import retry_after_seconds
+from rljob.protocol.watched_socket import reading_peer_socket
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,27 @@ MAX_REPLY_BYTES = 4 << 20
 MAX_REASON = 200  # characters of a reply in an error
 MOST_FAILURES = 3  # servers that may end while they work on a message
 KEPT_FAILURES = 4096  # messages whose failures are remembered
+
+
+class _Request:
+    """A request. ``sent``: when a server began to get it; None: there is no connection yet."""
+
+    def __init__(self) -> None:
+        self.sent: float | None = None
+
+    def had_most_since(self, began: float) -> bool:
+        """Whether a server has had the request for most of the time."""
+        assert self.sent is not None
+        return monotonic() - self.sent >= self.sent - began
+
+
+def _tracing() -> aiohttp.TraceConfig:
+    async def sent(session: aiohttp.ClientSession, context: Any, parameters: Any) -> None:
+        context.trace_request_ctx.sent = monotonic()
+
+    tracing = aiohttp.TraceConfig()
+    tracing.on_request_headers_sent.append(sent)
+    return tracing
 
 
 class ModelApi:
@@ -60,17 +82,16 @@ class ModelApi:
         """
         body = json.dumps(fields).encode()
         backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
-        problem, gone, asking = "", False, False
-        began = asked = monotonic()
+        problem, gone, began = "", False, monotonic()
+        request: _Request | None = None
         try:
             while True:
-                url, wait = next(self._urls), 0.0
-                asked, asking = monotonic(), True
+                url, wait, request = next(self._urls), 0.0, _Request()
                 try:
-                    status, headers, reply = await self._post(url, body)
+                    status, headers, reply = await self._post(url, body, request)
                 except (aiohttp.ClientError, OSError) as error:
                     problem = str(error) or type(error).__name__
-                    gone = isinstance(error, aiohttp.ClientConnectorError)
+                    gone = request.sent is None
                     failed = not gone
                 else:
                     if status == 200:
@@ -86,10 +107,12 @@ class ModelApi:
                 if self._returns and failed:
                     self._count_failure(body, problem)
                 self._report(url, problem)
-                asking = False
+                request = None
                 await asyncio.sleep(max(wait, 0.0) + backoff.next())
         except asyncio.CancelledError:
-            has_had_time = asking and monotonic() - asked >= asked - began
+            if request is not None and request.sent is None:
+                gone, problem = True, problem or "no connection within the time limit"
+            has_had_time = request is not None and request.sent is not None and request.had_most_since(began)
             if self._returns and gone and not has_had_time:
                 raise Unavailable(f"no engine of the {self._noun} answers ({problem})") from None
             if problem:
@@ -115,15 +138,16 @@ class ModelApi:
         if self._session is not None:
             await self._session.close()
 
-    async def _post(self, url: str, body: bytes) -> tuple[int, Any, bytes]:
+    async def _post(self, url: str, body: bytes, request: _Request) -> tuple[int, Any, bytes]:
         if self._session is None:  # it needs the loop of a worker
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=aiohttp.TCPConnector(limit=0, socket_factory=reading_peer_socket),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=self._headers,
+                trace_configs=[_tracing()],
             )
-        async with self._session.post(url, data=body, allow_redirects=False) as response:
+        async with self._session.post(url, data=body, allow_redirects=False, trace_request_ctx=request) as response:
             reply = bytearray()
             while len(reply) <= MAX_REPLY_BYTES and (part := await response.content.read(1 << 16)):
                 reply += part
