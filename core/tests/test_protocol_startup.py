@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob.protocol.startup import end_on_sigterm, host_and_port, lazy_imports
+from rljob.protocol.startup import end_on_sigterm, has_port, host_and_port, lazy_imports
 
 LOADS = "{first}; print('loads', flush=True); import time; time.sleep(60)"
 HANDLED = "from rljob.protocol.startup import end_on_sigterm; end_on_sigterm()"
@@ -105,3 +105,15 @@ def test_a_missing_attribute_is_an_attribute_error(library):
 )
 def test_an_address_is_split_into_host_and_port(address: str, parts: tuple[str, str]) -> None:
     assert host_and_port(address) == parts
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", ":8080", "[::1]:65535", "localhost:1"])
+def test_an_address_may_have_any_port(address: str) -> None:
+    assert has_port(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["here", "a:", "a:x", "a:65536", "a:-1", "[::1]", "a:\u0661", "a:²", "a:" + "1" * 5000]
+)
+def test_an_address_without_a_valid_port_has_none(address: str) -> None:
+    assert not has_port(address)

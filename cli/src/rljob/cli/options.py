@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -16,9 +15,7 @@ import typer
 from rljob.api.text_escape import escape_block, escape_json, escape_line
 from rljob.local import find_run, log_reader
 from rljob.local.errors import CliError
-from rljob.protocol.startup import host_and_port
-
-MAX_PORT = 65535
+from rljob.protocol.startup import MAX_PORT, has_port
 
 File = Annotated[Path, typer.Argument(help="The manifest, a YAML file.", show_default=False)]
 Overrides = Annotated[
@@ -103,8 +100,7 @@ def report(message: str) -> None:
 
 
 def _address(value: str) -> str:
-    port = host_and_port(value)[1]
-    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > MAX_PORT:
+    if not has_port(value):
         raise CliError(f"--listen {value} is not HOST:PORT with a port up to {MAX_PORT}, such as 127.0.0.1:8000", 2)
     return value
 

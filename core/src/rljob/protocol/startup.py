@@ -18,6 +18,7 @@ from typing import Any
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
 FIRST_PROCESS = 1
+MAX_PORT = 65_535
 CHECK_REPORT = "RLJOB_CHECK_REPORT"
 """Variable of a process with --check: file for the problems. Logs and output of a user's modules remain on stderr."""
 
@@ -75,6 +76,12 @@ def lazy_imports(*names: str) -> Iterator[None]:
         for name, module in lazy.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
+
+
+def has_port(address: str) -> bool:
+    """Return whether HOST:PORT has a valid port; 0 means any free one."""
+    port = host_and_port(address)[1]
+    return port.isascii() and port.isdecimal() and len(port) <= len(str(MAX_PORT)) and int(port) <= MAX_PORT
 
 
 def host_and_port(address: str) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from rljob.api.errors import sentences
 from rljob.kube.access import Access, in_cluster
 from rljob.kube.kubeconfig import from_kubeconfig
 from rljob.manifests.inputs import Cluster, ClusterSettings, read_cluster
-from rljob.protocol.startup import host_and_port
+from rljob.protocol.startup import has_port
 
 _Line = Annotated[str, Field(min_length=1, max_length=1024)]
 _Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
@@ -108,8 +108,7 @@ class OperatorSettings(Model):
 
 
 def _check_listen(listen: str) -> None:
-    port = host_and_port(listen)[1]
-    if not port.isdecimal() or int(port) > 65_535:
+    if not has_port(listen):
         raise ValueError(f"listen: must be host:port, such as :8080, not {listen!r}")
 
 
