@@ -35,14 +35,13 @@ def recorded_samples(environment: ComponentEnvironment, limit: int) -> Iterator[
         ValueError: the manifest or the data is invalid.
         NoRunError: there is no run in the storage.
     """
-    prepared = prepare(environment, find_readers(environment.job))
+    prepared, spec = prepare(environment, find_readers(environment.job)), environment.job.spec
+    names = [reward.name for reward in spec.rewards]
     with LedgerReader(environment.storage) as ledger:
         for row in samples(ledger, Selection(limit=limit)):
             if row.text is not None:
                 detail = show(ledger, row.id)
                 item = _item(prepared, ledger, row, detail)
-                spec = environment.job.spec
-                names = [reward.name for reward in spec.rewards]
                 yield RecordedSample(item, recorded_rewards(spec.tasks, names, item, detail))
 
 

@@ -38,8 +38,7 @@ class _Request:
 
     def had_most_since(self, began: float) -> bool:
         """Whether a server has had the request for most of the time."""
-        assert self.sent is not None
-        return monotonic() - self.sent >= self.sent - began
+        return self.sent is not None and monotonic() - self.sent >= self.sent - began
 
 
 def _tracing() -> aiohttp.TraceConfig:
@@ -112,7 +111,7 @@ class ModelApi:
         except asyncio.CancelledError:
             if request is not None and request.sent is None:
                 gone, problem = True, problem or "no connection within the time limit"
-            has_had_time = request is not None and request.sent is not None and request.had_most_since(began)
+            has_had_time = request is not None and request.had_most_since(began)
             if self._returns and gone and not has_had_time:
                 raise Unavailable(f"no engine of the {self._noun} answers ({problem})") from None
             if problem:
