@@ -84,7 +84,7 @@ class RunWatch:
     def waited(self, pids: Sequence[int], running: bool = True) -> float:
         """Return for how many seconds of the run its processes have waited for a CPU.
 
-        ``running``: whether the run goes on, so that a runnable process has been waiting since it last had a CPU.
+        ``running``: whether the run continues, so that a runnable process has been waiting since it last had a CPU.
         """
         passed = self._now() - self._start
         uses = [self._read(pid) for pid in pids]
