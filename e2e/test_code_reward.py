@@ -198,6 +198,23 @@ def test_a_program_does_not_decide_what_the_tests_compare(rewards, test):
     assert score(rewards["asserts"], ["assert 4 in f(2)"], "def f(x):\n    return [x, x + 2]") == 1.0
 
 
+STOPS = "class Box:\n    def __init__(self, x): pass\n" + "".join(
+    f"    def {name}: raise StopIteration\n"
+    for name in ("__getattr__(self, n)", "__getitem__(self, k)", "__len__(self)", "__str__(self)", "__bool__(self)")
+)
+
+
+@pytest.mark.parametrize("asked", ["Box(x).value", "Box(x)[0]", "len(Box(x))", "str(Box(x))", "bool(Box(x))"])
+def test_a_stop_iteration_of_an_object_ends_no_loop_of_the_tests(rewards: dict[str, CodeReward], asked: str) -> None:
+    test = f"assert all(map(lambda x: {asked} == x, range(5)))"
+    assert score(rewards["asserts"], [test], STOPS) == 0.0
+
+
+def test_an_iterator_of_the_program_may_still_end(rewards: dict[str, CodeReward]) -> None:
+    tests = ["assert list(f()) == [1]", "assert [x for x in f()] == [1]", "it = f()\nnext(it)\nassert next(it, 2) == 2"]
+    assert score(rewards["asserts"], tests, "def f():\n    yield 1") == 1.0
+
+
 @pytest.mark.parametrize("end", ["exit()", "quit()", "exit(0)", "sys.exit()"])
 def test_a_program_may_end_itself(rewards, end):
     assert score(rewards["stdio"], SUM, f"import sys\n{ADD}\n{end}") == 1.0

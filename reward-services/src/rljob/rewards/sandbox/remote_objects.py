@@ -22,6 +22,8 @@ from typing import Any
 from rljob.rewards.sandbox.plain_data import decode, encode, replace_contents
 
 MAX_MESSAGE = 64 << 20
+STOPPED = "StopIteration"
+"""In place of this exception of the program: it would end a loop of the tests, and skip what they compare."""
 PROGRAM = 0
 """Number of the module of the program."""
 PLAIN_MODULES = (
@@ -226,7 +228,12 @@ class TestsPeer(_Peer):
 
     def do(self, operation: str, *values: Any) -> Any:
         """Do an operation on objects of the program."""
-        return self._decode(self._ask(operation, *(self._encode(value) for value in values)))
+        try:
+            return self._decode(self._ask(operation, *(self._encode(value) for value in values)))
+        except StopIteration:
+            if operation == "next":
+                raise
+            raise RemoteError(STOPPED) from None
 
     def call(self, function: RemoteObject, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Call an object of the program; arguments that it changes change here too."""
@@ -234,8 +241,8 @@ class TestsPeer(_Peer):
         keywords = {name: self._encode(value) for name, value in named.items()}
         try:
             result, changed = self._ask("call", self._encode(function), codes, keywords)
-        except StopIteration:  # it would end a loop of the tests that calls the program, and skip what they compare
-            raise RemoteError("StopIteration") from None
+        except StopIteration:
+            raise RemoteError(STOPPED) from None
         for place, code in changed:
             if not isinstance(values[place], RemoteObject):
                 replace_contents(values[place], self._decode(code))
