@@ -237,7 +237,6 @@ def test_only_the_functions_that_escape_write_to_the_terminal() -> None:
         ("play.py", 'sys.stdout.write("action> ")'),
         ("play.py", 'sys.stdout.write("\\n")'),
         ("session_openapi.py", 'sys.stdout.write(json.dumps(document(), indent=1) + "\\n")'),
-        ("offline.py", 'sys.stdout.buffer.write(encoder.encode(score) + b"\\n")'),  # for `rljob reward check`
         ("openapi.py", 'sys.stdout.write(json.dumps(document(), indent=1) + "\\n")'),
         ("run_roles.py", "print(*map(int, input().split()))"),  # of a program in the sandbox
         ("run_roles.py", 'print(end="", flush=True)'),

@@ -9,9 +9,11 @@ Samples are scored one at a time in a worker, with its limits of time and memory
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Iterable
+from typing import BinaryIO
 
 import msgspec
 
@@ -58,6 +60,12 @@ async def score_lines(spec: RLJobSpec, reward: Reward, lines: Iterable[bytes]) -
 
 def main() -> int:
     """Print the scores; return the exit code."""
+    with os.fdopen(os.dup(1), "wb") as output:
+        os.dup2(2, 1)  # what the reward prints is no score
+        return _print_scores(output)
+
+
+def _print_scores(output: BinaryIO) -> int:
     try:
         environment = read_environment()
         remove_token()
@@ -67,7 +75,7 @@ def main() -> int:
         return CONFIGURATION_ERROR
     encoder = msgspec.json.Encoder()
     for score in scores:
-        sys.stdout.buffer.write(encoder.encode(score) + b"\n")
+        output.write(encoder.encode(score) + b"\n")
     return 0
 
 
