@@ -138,11 +138,22 @@ def test_a_program_writes_files_only_where_the_manifest_allows_it():
         reward.close()
 
 
-def test_tests_after_the_time_of_a_sample_have_failed():
-    reward = reward_of("stdio", credit="partial", sampleSeconds=0.01)
+BUSY = "while time.process_time() < 0.1: pass"
+
+
+@pytest.mark.parametrize("spend", [BUSY, "time.sleep(0.1)"])
+def test_tests_after_the_time_of_a_sample_have_failed(spend):
+    """Else a program could sleep until the sample is not scored, which is better than a score of 0."""
+    reward = reward_of("stdio", credit="partial", sampleSeconds=0.05)
     tests = [{"input": f"{n}", "output": f"{n}"} for n in range(4)]
-    busy = "import time\nn = input()\nwhile time.process_time() < 0.02: pass\nprint(n)"
-    assert score(reward, tests, busy) == 1 / 4
+    assert score(reward, tests, f"import time\nn = input()\n{spend}\nprint(n)") == 1 / 4
+    reward.close()
+
+
+def test_the_time_of_the_program_counts_when_other_code_calls_it():
+    reward = reward_of("asserts", credit="partial", sampleSeconds=0.05)
+    program = f"import time\ndef same(n):\n    {BUSY}\n    return n"
+    assert score(reward, [f"assert same({n}) == {n}" for n in range(4)], program) == 1 / 4
     reward.close()
 
 

@@ -43,8 +43,8 @@ def sandbox(monkeypatch: pytest.MonkeyPatch, *answers: dict[str, object]) -> Cod
     return box
 
 
-def ended(why: str, spent: float = 0.01, waited: float = 0.0) -> dict[str, object]:
-    return {"ends": [[9 if why else 0, spent]], "why": why, "waited": waited}
+def ended(why: str, waited: float = 0.0, slept: float = 0.0) -> dict[str, object]:
+    return {"ends": [[9 if why else 0, 0.01]], "why": why, "waited": waited, "slept": slept}
 
 
 def test_a_starved_run_is_an_error_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +73,12 @@ def test_a_program_that_sleeps_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
     assert RewardEvaluator(reward, "passes")(ITEM) == Score("s0", 0.0, {"answered": 1.0}, "")
 
 
+def test_the_time_of_a_run_is_that_of_both_processes_and_their_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = ended("") | {"ends": [[0, 0.5], [9, 1.5]], "slept": 2.0}
+    run = sandbox(monkeypatch, answer).run_program(b"", b"", 100)
+    assert run.ok and run.seconds == 4.0
+
+
 @pytest.mark.parametrize("failures", [1, 2])
 def test_a_sandbox_that_fails_is_used_once_more(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
     """The zygote may have been killed for the memory of another run; a program that ends it each time has an error."""
@@ -84,7 +90,7 @@ def test_a_sandbox_that_fails_is_used_once_more(monkeypatch: pytest.MonkeyPatch,
         def run_program(self, *_: object) -> SandboxRun:
             if left:
                 raise left.pop()
-            return SandboxRun(b"42", 0, 0.01, "", 0.01)
+            return SandboxRun(b"42", 0, "", 0.01)
 
     monkeypatch.setattr(reward, "_sandbox", Box())
     score = RewardEvaluator(reward, "passes")(ITEM)
@@ -139,7 +145,7 @@ def test_each_run_of_a_sample_has_its_time_and_what_earlier_runs_waited(monkeypa
     class Box:
         def run_program(self, source: bytes, stdin: bytes, limit: int, sample: SampleTime) -> SandboxRun:
             samples.append(sample)
-            return SandboxRun(b"42", 0, 0.01, "", 0.01, waited=2.0)
+            return SandboxRun(b"42", 0, "", 0.01, waited=2.0)
 
     monkeypatch.setattr(reward, "_sandbox", Box())
     RewardEvaluator(reward, "passes").score_all([ITEM], lambda _: None, 10.0)

@@ -60,6 +60,17 @@ def test_a_wait_that_has_ended_is_none_of_the_programs_time() -> None:
     assert ended(lambda now: runnable(now) if now < 4 else CpuUse(False, 0.01, 4.0)) == ("time", near(4 + CLOCK))
 
 
+def test_the_sleep_of_a_run_is_when_none_of_its_processes_needs_a_cpu() -> None:
+    now = 0.0
+    uses = [lambda: CpuUse(now < 1, 0.0, 0.0), lambda: CpuUse(2 < now < 2.2, 0.0, 0.0)]
+    processes = [{"files": False}] * 2
+    watch = RunWatch("", {"processes": processes, "seconds": CLOCK}, 0.0, lambda: now, lambda pid: uses[-pid - 1]())
+    while now < 2.4:
+        now += TICK
+        assert not watch.reason((-1, -2), look=True)  # no processes of the machine
+    assert watch.slept == near(1.2)
+
+
 def test_a_program_that_waits_for_a_cpu_most_of_the_time_has_no_verdict() -> None:
     assert ended(lambda now: CpuUse(False, 0.05 * now, 0.9 * now)) == (STARVED, near(LONGEST))
 

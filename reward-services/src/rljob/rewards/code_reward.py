@@ -77,7 +77,7 @@ class CodeReward:
             if spent < self._options.sample_seconds and (self._options.credit == "partial" or passed == total):
                 sample = SampleTime(start, TIME_SHARE * self._time_limit, waited)
                 of_test, of_passed, run = self._run_again(program, test, sample)
-                passed, total, spent = passed + of_passed, total + of_test, spent + run.spent
+                passed, total, spent = passed + of_passed, total + of_test, spent + run.seconds
                 waited += run.waited
             else:
                 total += 1

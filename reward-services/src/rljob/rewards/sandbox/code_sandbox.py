@@ -73,18 +73,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class SandboxRun:
-    """What a run has left: the bytes that it wrote, its wait status, its CPU seconds.
+    """What a run has left: the bytes that it wrote, the wait status of its first process.
 
     ``why``: the reason for which it was ended: time, output, threads, files; empty: it ended by itself, or the kernel
-    ended it. ``spent``: its CPU seconds, or the seconds that it slept until the limit. ``waited``: the seconds for
-    which it waited for a CPU, if that was long.
+    ended it. ``seconds``: for which its processes used a CPU, or slept. ``waited``: for which they waited for a CPU, if
+    that was long.
     """
 
     output: bytes
     status: int
-    seconds: float
     why: str
-    spent: float
+    seconds: float
     waited: float = 0.0
 
     @property
@@ -251,31 +250,33 @@ class CodeSandbox:
             if len(output) > limit:
                 why = "output"
                 self._send("end")
-        status, seconds, ended, waited = self._answer()
-        if ended == STARVED:
+        answer = self._answer()
+        seconds = sum(seconds for _, seconds in answer["ends"])
+        if answer["why"] == STARVED:
             passed = time.monotonic() - began
             raise StarvedError(f"the machine is too busy: a run had {seconds:.3g} s of a CPU in {passed:.3g} s")
-        why = why or ended
-        spent = self._limits.clock if why == "time" else seconds
-        return SandboxRun(bytes(output), status, seconds, why, spent, waited)
+        status = answer["ends"][0][0]
+        return SandboxRun(bytes(output), status, why or answer["why"], seconds + answer["slept"], answer["waited"])
 
     def _send(self, message: str) -> None:
         """Send the zygote a message about the present run."""
         with contextlib.suppress(OSError):  # it has ended, which its answer shows
             self._connection.send(message.encode())
 
-    def _answer(self) -> tuple[int, float, str, float]:
-        """Return wait status and CPU seconds of the first process, why the zygote ended it, and for how many seconds
-        the run waited for a CPU."""
+    def _answer(self) -> dict[str, Any]:
+        """Return the zygote's answer to a run.
+
+        Raises:
+            SandboxError: there is no run, or no zygote.
+        """
         try:
-            answer = json.loads(self._connection.recv(MAX_REQUEST) or b'{"error": "the zygote has ended"}')
+            answer: dict[str, Any] = json.loads(self._connection.recv(MAX_REQUEST) or b'{"error": "the zygote has ended"}')
         except OSError as error:
             answer = {"error": str(error)}
         if "error" in answer:
             self.close()
             raise SandboxError(f"the sandbox cannot make a run: {answer['error']}")
-        status, seconds = answer["ends"][0]
-        return status, seconds, answer["why"], answer["waited"]
+        return answer
 
     def _start(self) -> None:
         """Start the zygote unless it is running.

@@ -59,13 +59,19 @@ class RunWatch:
         self._seconds: float = request["seconds"]
         self._now = now
         self._read = read or cpu_use
-        self._start = start
+        self._start = self._seen = start
+        self.slept = 0.0
+        """Seconds of the run in which none of its processes used a CPU or waited for one, up to the last look."""
 
     def reason(self, pids: Sequence[int], look: bool) -> str:
         """Return the reason to end the run: time, starved, threads, files; empty: there is none.
 
-        ``look``: whether to look for threads and files.
+        ``look``: whether to look for sleep, threads and files.
         """
+        if look:
+            seen, self._seen = self._seen, self._now()
+            if not any(self._read(pid).runnable for pid in pids):
+                self.slept += self._seen - seen
         return self._late(pids) or (self._excess(pids) if look else "")
 
     def _late(self, pids: Sequence[int]) -> str:

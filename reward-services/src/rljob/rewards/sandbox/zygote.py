@@ -5,7 +5,8 @@ source, the input or the output of a run: they are descriptors, which it passes 
 (JSON with the descriptors); during a run ``late WAITED PASSED``, when the time of its sample is nearly over, of which
 PASSED seconds have passed and earlier runs have waited WAITED seconds for a CPU; or any other message, which ends the
 run. The answer is JSON: ``ends`` has the wait status and the CPU seconds of each process, ``why`` the reason if the
-zygote ended the run, ``waited`` the seconds for which a run that took longer than a tick waited for a CPU.
+zygote ended the run, ``waited`` and ``slept`` the seconds for which a run that took longer than a tick waited for a CPU
+and needed none.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Zygote:
             if len(pids) < len(processes):
                 self._kill(pids)
         try:
-            ends, why, waited = self._supervise(pids, request)
+            ends, why, waited, slept = self._supervise(pids, request)
         finally:
             if self._scratch:
                 empty(self._scratch)
@@ -126,7 +127,7 @@ class Zygote:
             if status:
                 with contextlib.suppress(BlockingIOError):
                     return json.dumps({"error": os.read(self._failures, 4096).decode()})
-        return f'{{"ends": {ends}, "why": "{why}", "waited": {waited}}}'  # lists of numbers are JSON
+        return f'{{"ends": {ends}, "why": "{why}", "waited": {waited}, "slept": {slept}}}'  # lists of numbers are JSON
 
     def _fork(self, process: dict[str, Any], descriptors: Sequence[int]) -> int:
         calls = self._confinements[process["files"]].prepare(process["limits"])
@@ -153,12 +154,12 @@ class Zygote:
         finally:
             os._exit(1)
 
-    def _supervise(self, pids: list[int], request: dict[str, Any]) -> tuple[list[list[float]], str, float]:
+    def _supervise(self, pids: list[int], request: dict[str, Any]) -> tuple[list[list[float]], str, float, float]:
         """Wait until the first process has ended; then end the other one.
 
         Returns:
             Status and CPU seconds of each, the reason to end the run, if there was one, and for how many seconds it
-            waited for a CPU.
+            waited for a CPU, and slept.
         """
         ends: dict[int, list[float]] = {}
         start, watch, why, waited = time.monotonic(), None, "", 0.0
@@ -186,7 +187,7 @@ class Zygote:
             for pid in pids:
                 if pid not in ends:
                     ends[pid] = _end_of(os.wait4(pid, 0))
-        return [ends[pid] for pid in pids], why, waited
+        return [ends[pid] for pid in pids], why, waited, watch.slept if watch else 0.0
 
     def _kill(self, pids: list[int]) -> None:
         for pid in pids:
