@@ -34,6 +34,10 @@ def manifest(task=None, reward=None):
         ({"column": 5}, "config.column: must be text, not 5"),
         ({"ignoreCase": "yes"}, "config.ignoreCase: must be true or false, not 'yes'"),
         ({"extract": "(a"}, "config.extract: '(a' is not a regular expression: missing ), unterminated subpattern"),
+        (
+            {"extract": "a{99999999999}"},
+            "config.extract: 'a{99999999999}' is not a regular expression: the repetition number is too large",
+        ),
     ],
 )
 def test_an_invalid_option_of_exact_match_is_refused_with_its_path(config, sentence):
@@ -41,6 +45,13 @@ def test_an_invalid_option_of_exact_match_is_refused_with_its_path(config, sente
         validate(manifest(reward={"builtin": "exact_match", "config": config}))
     (found,) = refused.value.problems
     assert found.startswith(f"spec.rewards[0].{sentence}")
+
+
+def test_an_expression_with_too_many_groups_is_refused():
+    with pytest.raises(
+        ManifestError, match="is not a regular expression: its groups are nested too deeply; correct it"
+    ):
+        validate(manifest(reward={"builtin": "exact_match", "config": {"extract": "(" * 3000}}))
 
 
 def test_reasoning_gym_has_no_options_and_scores_its_own_data_only():

@@ -72,6 +72,7 @@ def test_a_wrong_option_is_a_sentence_with_its_field(name: str, config: dict, pr
         ("multiple_choice", {}, {"answer": True}, "column 'answer' holds a bool; it must hold a letter from A to D"),
         ("multiple_choice", {}, {"answer": "E"}, "column 'answer' holds 'E'; it must hold a letter from A to D"),
         ("regex", {"column": "form"}, {"form": "("}, r"column 'form' holds no regular expression \(missing"),
+        ("regex", {"column": "form"}, {"form": "a{99999999999}"}, r"no regular expression \(the repetition number is"),
         ("json_schema", {"column": "form"}, {"form": "{"}, "column 'form' holds no JSON"),
         ("json_schema", {"column": "form"}, {"form": "[]"}, "column 'form' holds a list; it must hold a JSON schema"),
         ("json_schema", {"schema": {}, "equals": "a"}, {"b": 1}, "there is no column 'a'"),

@@ -82,10 +82,24 @@ class _Compiled:
         return core_schema.no_info_after_validator_function(_compile, core_schema.str_schema())
 
 
+def compiled(text: str, flags: int = 0) -> re.Pattern[str]:
+    """Return a regular expression.
+
+    Raises:
+        ValueError: ``text`` is none, for the reason that the message gives.
+    """
+    try:
+        return re.compile(text, flags)
+    except RecursionError:
+        raise ValueError("its groups are nested too deeply") from None
+    except (re.error, OverflowError) as error:
+        raise ValueError(str(error)) from None
+
+
 def _compile(text: str) -> re.Pattern[str]:
     try:
-        return re.compile(text)
-    except re.error as error:
+        return compiled(text)
+    except ValueError as error:
         raise PydanticCustomError(
             "regex",
             "{value} is not a regular expression: {cause}; correct it",

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from rljob.api.base import Model, Text
-from rljob.api.rewards.kind import Regex, RewardKind, Row
+from rljob.api.rewards.kind import Regex, RewardKind, Row, compiled
 from rljob.api.templates import text_of
 
 
@@ -43,8 +43,8 @@ def row_pattern(row: Row, options: RegexOptions) -> re.Pattern[str]:
     else:
         text = text_of(row, options.column)
     try:
-        return re.compile(text, re.IGNORECASE if options.ignore_case else 0)
-    except re.error as error:
+        return compiled(text, re.IGNORECASE if options.ignore_case else 0)
+    except ValueError as error:
         raise ValueError(f"column {options.column!r} holds no regular expression ({error}); correct it") from None
 
 
