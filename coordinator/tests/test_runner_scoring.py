@@ -119,6 +119,25 @@ async def test_requests_to_an_unavailable_service_are_repeated_and_logged_once(
     ]
 
 
+async def test_each_reason_of_an_unavailable_service_is_logged_once(
+    client: RewardClient, service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first one, that nothing listens, says less than a later one, that a set-up fails."""
+    texts = ["7 samples wait", "9 samples wait", *(f"set_up raised {name}" for name in "ABACDEFG")]
+    reasons = iter([*texts, ""])
+
+    def flaky(items: list[dict]) -> web.Response:
+        text = next(reasons)
+        return web.Response(status=503, text=text) if text else reply(items)
+
+    service.answer = flaky
+    assert (await client.score(item("g0.0"))).reward == 3
+    said = [record.message for record in caplog.records if record.name == service_http.__name__]
+    logged = [line.partition("HTTP 503: ")[2].partition(")")[0] for line in said[:-1]]
+    assert logged == ["7 samples wait", *(f"set_up raised {name}" for name in "ABCD")]
+    assert said[-1] == "reward sums answers again"
+
+
 async def test_a_service_that_restarts_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     short_waits(monkeypatch)
     hangs = FakeService()

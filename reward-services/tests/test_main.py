@@ -18,6 +18,8 @@ import psutil
 import pytest
 
 from rljob.api.models import RLJob
+from rljob.rewards import sdk
+from rljob.rewards.main import serve_function
 
 SPEC = {
     "models": [{"name": "policy", "source": "job://model"}],
@@ -149,3 +151,15 @@ def test_after_sigterm_a_service_in_a_pod_finishes_received_samples(tmp_path, un
     finally:
         service.kill()
         service.communicate()
+
+
+def test_a_function_is_served_by_one_name(monkeypatch, tmp_path, unused_tcp_port):
+    """The kinds of its errors are found by the name in their sentences."""
+    served = []
+    (tmp_path / "served_by_name.py").write_text("def reward(completion): return 1.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sdk.RewardServer, "serve_until_signal", lambda self: served.append(self))
+    monkeypatch.setattr(sdk, "adopt_orphans", lambda: None)
+    serve_function("served_by_name:reward", f"127.0.0.1:{unused_tcp_port}", 1, 10.0)
+    (server,) = served
+    assert server.pool.name == "served_by_name:reward"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-REWARD = """
+PRINTS = """
 import os
 print("import")
 class Prints:
@@ -20,28 +20,75 @@ class Prints:
 """
 
 
-def test_what_a_reward_prints_is_no_score(tmp_path: Path) -> None:
-    (tmp_path / "prints.py").write_text(REWARD)
+CRASHES = """
+import os, pathlib, time
+class Crashes:
+    def set_up(self):
+        begun = pathlib.Path(__file__).with_name("begun")
+        if begun.exists():  # after the crash
+            print("set up again", flush=True)
+            time.sleep(0.3)
+        begun.touch()
+    def __call__(self, completion):
+        if completion == "die": os._exit(3)
+        return 1.0
+"""
+CHECK = """
+import sys
+from rljob.rewards import offline, pool
+pool.SET_UP_SECONDS = 0.1
+sys.exit(offline.main())
+"""
+
+
+def checked(directory: Path, module: str, reward: str, *completions: str) -> subprocess.CompletedProcess[bytes]:
+    """Score samples with these completions by a reward of a module."""
+    (directory / "mine.py").write_text(module)
     spec = {
         "models": [{"name": "policy", "source": "job://model"}],
         "training": {"steps": 1},
         "tasks": [{"name": "sums", "data": {"jsonl": {"path": "a"}}, "reward": "r"}],
-        "rewards": [{"name": "r", "function": "prints:Prints"}],
+        "rewards": [{"name": "r", "function": f"mine:{reward}"}],
         "rollouts": [{"name": "main"}],
     }
     job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "a"}, "spec": spec}
-    (tmp_path / "job.json").write_text(json.dumps(job))
-    item = {"sample": "g0.0", "task": "sums", "prompt": "", "completion": "2", "finish": "stop", "problem": {}}
-    done = subprocess.run(
-        [sys.executable, "-m", "rljob.rewards.offline"],
-        input=json.dumps({"item": item, "rewards": {"r": 0.5}}).encode(),
+    (directory / "job.json").write_text(json.dumps(job))
+    common = {"task": "sums", "prompt": "", "finish": "stop", "problem": {}}
+    items = [{"sample": f"g{i}.0", "completion": text} | common for i, text in enumerate(completions)]
+    return subprocess.run(
+        [sys.executable, "-c", CHECK],
+        input="\n".join(json.dumps({"item": item, "rewards": {"r": 0.5}}) for item in items).encode(),
         env=os.environ
-        | {"RLJOB_JOB": str(tmp_path / "job.json"), "RLJOB_STORAGE": str(tmp_path), "RLJOB_NAME": "r"}
-        | {"PYTHONPATH": str(tmp_path)},
+        | {"RLJOB_JOB": str(directory / "job.json"), "RLJOB_STORAGE": str(directory), "RLJOB_NAME": "r"}
+        | {"PYTHONPATH": str(directory)},
         capture_output=True,
     )
+
+
+def test_what_a_reward_prints_is_no_score(tmp_path: Path) -> None:
+    done = checked(tmp_path, PRINTS, "Prints", "2")
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     found = json.loads(line)
     assert (found["recorded"], found["reward"], found["error"]) == (0.5, 1.0, "")
     assert all(text in done.stderr for text in (b"import", b"init", b"set up", b"score"))
+
+
+def test_a_sample_waits_for_the_set_up_after_a_crash(tmp_path: Path) -> None:
+    """What the service would have asked for later is asked for again, and a long set-up is logged."""
+    done = checked(tmp_path, CRASHES, "Crashes", "a", "die", "b")
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(each["reward"], each["error"]) for each in found] == [
+        (1.0, ""),
+        (0.0, "reward r: the worker exited (exit code 3) twice on this sample"),
+        (1.0, ""),
+    ]
+    assert b"no worker has been set up for 0.1 s" in done.stderr
+    assert found[2]["seconds"] < 0.3, "the set-up is no part of it"
+
+
+def test_a_set_up_that_fails_is_the_reason(tmp_path: Path) -> None:
+    done = checked(tmp_path, "class Fails:\n    def set_up(self): 1 / 0\n    def __call__(self): pass", "Fails", "a")
+    assert (done.returncode, done.stdout) == (2, b"reward r: set_up raised ZeroDivisionError: division by zero")
+    assert b"Traceback" in done.stderr

@@ -229,6 +229,59 @@ async def test_a_sample_that_ended_its_worker_is_asked_for_later_and_has_one_try
     assert other.error == "" and metrics.CRASHES._value.get() == before + 1
 
 
+async def test_a_sample_that_shared_a_chunk_with_one_that_crashed_keeps_its_tries(monkeypatch, tmp_path):
+    """It was asked for later because no worker could be set up, and was not the cause."""
+
+    class Together(SetsUp):
+        together = True
+
+    def waits():
+        while (tmp_path / "wait").exists():
+            time.sleep(0.001)
+
+    monkeypatch.setattr(pool, "SET_UP_SECONDS", 0.05)
+    async with Pool(Together(waits), "r", processes=1, timeout_seconds=10) as workers:
+        await workers.wait_until_ready()
+        (tmp_path / "wait").touch()
+        first, second = await workers.score([item("a", DIE), item("b", DIE)])
+        assert first.later and second.later and sorted(workers._tries.values()) == [0, 0]
+        (tmp_path / "wait").unlink()
+        monkeypatch.setattr(pool, "SET_UP_SECONDS", 60.0)
+        await workers.wait_until_ready()
+        before = metrics.CRASHES._value.get()
+        for score in await workers.score([item("a", DIE), item("b", DIE)]):
+            assert score.error.endswith("twice on this sample")
+        assert metrics.CRASHES._value.get() == before + 4
+
+
+async def test_a_long_set_up_is_logged_once(monkeypatch, tmp_path, caplog):
+    def waits():
+        while not (tmp_path / "go").exists():
+            time.sleep(0.001)
+
+    monkeypatch.setattr(pool, "SET_UP_SECONDS", 0.01)
+    async with Pool(SetsUp(waits), "slow", processes=1, timeout_seconds=10) as workers:
+        for name in "ab":
+            await workers.score([item(name)])
+        (tmp_path / "go").touch()
+        await workers.wait_until_ready()
+        assert [record.message for record in caplog.records] == [
+            "reward slow: no worker has been set up for 0.01 s; samples wait until one is"
+        ]
+
+
+async def test_a_reward_that_forks_and_returns_twice_has_one_score():
+    def forks(item):
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)  # it has returned before
+        return Score(item.sample, float(child > 0), {}, "")
+
+    async with Pool(Each(forks), "r", processes=1, timeout_seconds=10) as workers:
+        for name in "ab":
+            assert await workers.score([item(name)]) == [Score(name, 1.0, {}, "")]
+
+
 async def test_the_tries_of_few_samples_are_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(pool, "KEPT_TRIES", 2)
     monkeypatch.setattr(pool, "SET_UP_SECONDS", 0.05)

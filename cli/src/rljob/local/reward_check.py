@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -124,8 +124,8 @@ def check_reward(
             "PYTHONWARNINGS": "ignore",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")])),
         }
-        samples = _output(["rljob.runner.recorded_samples", str(limit)], environment, b"")
-        scores = _output(["rljob.rewards.offline"], environment | _variables(server), samples)
+        samples = _recorded(limit, environment)
+        scores = _scores(samples, environment | _variables(server))
     return [msgspec.json.decode(line, type=CheckedSample) for line in scores.splitlines()]
 
 
@@ -136,8 +136,21 @@ def _variables(server: PoolServer | None) -> dict[str, str]:
     return {"RLJOB_POOL_URLS": json.dumps({server.pool: [server.url]}), "RLJOB_POOL_MODEL": server.model}
 
 
-def _output(module: Sequence[str], environment: Mapping[str, str], given: bytes) -> bytes:
-    done = subprocess.run([sys.executable, "-m", *module], env=environment, input=given, capture_output=True)
+def _recorded(limit: int, environment: Mapping[str, str]) -> bytes:
+    """Return the newest samples of the run, one a line."""
+    command = [sys.executable, "-m", "rljob.runner.recorded_samples", str(limit)]
+    done = subprocess.run(command, env=environment, capture_output=True)
     if done.returncode:
         raise CliError(done.stderr.decode(errors="replace").strip(), 2)
+    return done.stdout
+
+
+def _scores(samples: bytes, environment: Mapping[str, str]) -> bytes:
+    """Return the scores of samples, one a line. What the reward prints and logs goes to standard error at once."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rljob.rewards.offline"], env=environment, input=samples, stdout=subprocess.PIPE
+    )
+    if done.returncode:
+        ended = f"the process that scores ended with exit code {done.returncode}"
+        raise CliError(done.stdout.decode(errors="replace").strip() or ended, 2)
     return done.stdout

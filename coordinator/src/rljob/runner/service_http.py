@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import re
 import socket
 from collections.abc import Collection
 
@@ -17,6 +18,9 @@ from rljob.protocol.watched_socket import watched_socket
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
+MAX_REASONS = 5
+"""Reasons that are logged while a service does not answer."""
+_NUMBER = re.compile(r"\d[\d.,]*")
 
 
 def service_session() -> aiohttp.ClientSession:
@@ -75,7 +79,8 @@ def at(address: str) -> str:
 
 
 class AvailabilityLog:
-    """Logs that a replica of a service does not answer, and that it answers again, once each.
+    """Logs that a replica of a service does not answer, and that it answers again, once each; also new reasons for
+    which it does not.
 
     Args:
         service: what it is, with its name.
@@ -83,14 +88,16 @@ class AvailabilityLog:
 
     def __init__(self, service: str) -> None:
         self._service = service
-        self._unavailable: set[str] = set()  # addresses, as logged
+        self._unavailable: dict[str, set[str]] = {}  # addresses, as logged → reasons without their numbers
 
     def report(self, address: str, why: str) -> str:
         """Log a change. ``why`` it does not answer; empty: it answers. Return ``why``."""
-        if why and address not in self._unavailable:
+        if not why:
+            if self._unavailable.pop(address, None):
+                log.warning("%s%s answers again", self._service, at(address))
+            return why
+        known, kind = self._unavailable.setdefault(address, set()), _NUMBER.sub("0", why)
+        if kind not in known and len(known) < MAX_REASONS:
             log.warning("%s%s does not answer (%s); asking again until it does", self._service, at(address), why)
-            self._unavailable.add(address)
-        elif not why and address in self._unavailable:
-            log.warning("%s%s answers again", self._service, at(address))
-            self._unavailable.remove(address)
+            known.add(kind)
         return why

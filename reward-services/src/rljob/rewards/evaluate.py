@@ -45,7 +45,8 @@ class RewardEvaluator:
 
     def __init__(self, scorer: Scorer, name: str, field: str = "") -> None:
         self._scorer = scorer
-        self._name = name
+        self.name = name
+        """Of the reward, in errors."""
         self._async = callable(scorer) and is_async(scorer)
         self._runner: asyncio.Runner | None = None
         self.batched = is_batch(scorer)
@@ -148,28 +149,28 @@ class RewardEvaluator:
         if isinstance(error, NotScored):
             return self._not_scored(item, error)
         if isinstance(error, Unavailable):
-            return unavailable_score(item.sample, self._name, str(error))
+            return unavailable_score(item.sample, self.name, str(error))
         if isinstance(error, _LimitExceeded):
-            return error_score(item.sample, time_limit_sentence(self._name, seconds or 0.0))
-        return error_score(item.sample, f"reward {self._name} raised {described(error)}")
+            return error_score(item.sample, time_limit_sentence(self.name, seconds or 0.0))
+        return error_score(item.sample, f"reward {self.name} raised {described(error)}")
 
     def _score_of(self, item: ScoreItem, result: Any) -> Score:
         """Return the score for what the scorer returned. Objects of user code may raise here."""
         if isinstance(result, NotScored):
             return self._not_scored(item, result)
         if result is None:
-            return error_score(item.sample, f"reward {self._name} returned None: it did not score the sample")
+            return error_score(item.sample, f"reward {self.name} returned None: it did not score the sample")
         if isinstance(result, Parts):
             result = _sum_of(result)
         reward, metrics = result if _is_pair(result) else (result, {})
         for key, value in [("reward", reward), *metrics.items()]:
             if not _is_number(value):
                 wanted = f"a number from -{MAX_MAGNITUDE:g} to {MAX_MAGNITUDE:g}"
-                return error_score(item.sample, f"reward {self._name} returned {value!r} as {key}; return {wanted}")
+                return error_score(item.sample, f"reward {self.name} returned {value!r} as {key}; return {wanted}")
         return Score(item.sample, float(reward), {str(key): float(value) for key, value in metrics.items()}, "")
 
     def _not_scored(self, item: ScoreItem, reason: NotScored) -> Score:
-        return error_score(item.sample, f"reward {self._name} did not score the sample: {described(reason)}")
+        return error_score(item.sample, f"reward {self.name} did not score the sample: {described(reason)}")
 
 
 class _LimitExceeded(Exception):

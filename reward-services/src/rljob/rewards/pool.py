@@ -51,7 +51,7 @@ class Pool:
 
     Args:
         evaluator: scores samples in a worker. Everything it needs is loaded before the workers are forked.
-        name: the reward's name, for errors.
+        name: the reward's name, for errors; the same as the evaluator's.
         processes: workers.
         timeout_seconds: limit for one sample.
         memory_bytes: limit for what a worker allocates; None: none.
@@ -78,7 +78,8 @@ class Pool:
         self._set_up = 0  # workers that can receive samples
         self._tried = asyncio.Event()
         self._slow: asyncio.TimerHandle | None = None
-        self._tries = dict[bytes, int]()  # samples that were asked for later → workers that ended on them
+        self._slow_logged = False
+        self._tries = dict[bytes, int]()  # samples to score alone, asked for later → workers that ended on them
         self.not_ready = BEING_SET_UP
         """Why no sample can be scored now; empty: it can."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -91,14 +92,14 @@ class Pool:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        if self._slow is not None:
-            self._slow.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._slow is not None:
+            self._slow.cancel()
 
     async def wait_until_ready(self) -> None:
-        """Wait until a worker is set up, or none can be; then ``not_ready`` says why."""
+        """Wait until a worker is set up, or the set-up of one has failed; then ``not_ready`` says why."""
         await self._tried.wait()
 
     def stop_waiting(self) -> None:
@@ -128,8 +129,8 @@ class Pool:
         job = ScoreJob(item.sample, b"", asyncio.get_running_loop().create_future())
         try:
             job.text = _encoder.encode(item)
-            job.tries = self._tries.pop(job.digest, 0) if self._tries else 0
-            job.alone = job.tries > 0
+            tries = self._tries.pop(job.digest, None) if self._tries else None
+            job.tries, job.alone = tries or 0, tries is not None
         except (ValueError, RecursionError) as error:
             self._answer(job, error_score(item.sample, f"the sample cannot be passed to a worker: {error}"))
         else:
@@ -174,6 +175,7 @@ class Pool:
             finally:
                 self._set_up -= 1
                 if not self._set_up:
+                    self._tried.clear()
                     self._await_worker()
         except WorkerError as raised:
             error = raised
@@ -208,6 +210,7 @@ class Pool:
         if self._slow is not None:
             self._slow.cancel()
         self._set_up += 1
+        self._slow_logged = False
         self.not_ready = ""
         self._tried.set()
 
@@ -228,10 +231,15 @@ class Pool:
         if self._set_up:
             return
         self.not_ready = self.not_ready or BEING_SET_UP
+        if self.not_ready == BEING_SET_UP and not self._slow_logged:
+            log.warning(
+                "reward %s: no worker has been set up for %g s; samples wait until one is", self.name, SET_UP_SECONDS
+            )
+            self._slow_logged = True
         while self._queue.qsize():
             job = self._queue.get_nowait()
-            if job.tries or job.alone:
-                self._tries[job.digest] = max(job.tries, 1)
+            if job.alone:
+                self._tries[job.digest] = job.tries
                 if len(self._tries) > KEPT_TRIES:
                     del self._tries[next(iter(self._tries))]
             self._answer(job, unavailable_score(job.sample, self.name, self.not_ready))

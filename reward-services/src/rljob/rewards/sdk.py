@@ -81,7 +81,7 @@ def run(evaluator: RewardEvaluator, reward: Reward, listen: str, token: str) -> 
         token: that requests for scores must send; empty: none.
     """
     adopt_orphans()
-    pool = Pool(evaluator, reward.name, reward.processes, reward.timeout_seconds, reward.worker_memory)
+    pool = Pool(evaluator, evaluator.name, reward.processes, reward.timeout_seconds, reward.worker_memory)
     server = RewardServer(build_app(pool, token), listen, token, MAX_REQUEST_BYTES)
     server.pool = pool
     server.serve_until_signal()

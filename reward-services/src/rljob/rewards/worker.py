@@ -100,11 +100,16 @@ def _set_up(evaluator: Evaluator) -> bytes | None:
 
 def serve(connection: socket.socket, evaluator: Evaluator, seconds: float | None) -> None:
     """Score samples until the other side closes the socket."""
+    own = os.getpid()
+
+    def send(score: Score) -> None:
+        if os.getpid() != own:  # a process that the reward has forked returned from it, too
+            os._exit(1)
+        connection.sendall(_encoded(score) + b"\n")
+
     with connection.makefile("rb") as lines:
         for line in lines:
-            evaluator.score_all(
-                _decoder.decode(line), lambda score: connection.sendall(_encoded(score) + b"\n"), seconds
-            )
+            evaluator.score_all(_decoder.decode(line), send, seconds)
 
 
 def _encoded(score: Score) -> bytes:

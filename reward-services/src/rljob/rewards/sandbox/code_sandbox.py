@@ -270,7 +270,9 @@ class CodeSandbox:
             SandboxError: there is no run, or no zygote.
         """
         try:
-            answer: dict[str, Any] = json.loads(self._connection.recv(MAX_REQUEST) or b'{"error": "the zygote has ended"}')
+            answer: dict[str, Any] = json.loads(
+                self._connection.recv(MAX_REQUEST) or b'{"error": "the zygote has ended"}'
+            )
         except OSError as error:
             answer = {"error": str(error)}
         if "error" in answer:
