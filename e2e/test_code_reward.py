@@ -209,6 +209,38 @@ def test_a_program_does_not_decide_what_the_tests_compare(rewards, test):
     assert score(rewards["asserts"], ["assert 4 in f(2)"], "def f(x):\n    return [x, x + 2]") == 1.0
 
 
+SORTS = "def f(x, again=None):\n    x.sort()\n"
+RAISES = f"{SORTS}    raise ValueError"
+COUNTS = "def f(a, b):\n    a.append(1)\n    return len(b)"
+HALF = "from fractions import Fraction\ndef f(x): return x + Fraction(1, 2)"
+TURN = "from collections import deque\nd = deque([1, 2], 5)\nf(d)\nassert d == deque([2, 1], 5)"
+DATES = "datetime.date(1, 1, 1), datetime.datetime(2024, 2, 29, 12), datetime.time(1, 2), datetime.timedelta(1.5)"
+
+
+@pytest.mark.parametrize(
+    ("program", "test"),
+    [
+        (SORTS, "d = [3, 1, 2]\nf(d)\nassert d == [1, 2, 3]"),
+        (SORTS, "d = [3, 1, 2]\nf(x=d)\nassert d == [1, 2, 3]"),
+        (RAISES, "d = [2, 1]\ntry: f(again=0, x=d)\nexcept ValueError: pass\nassert d == [1, 2]"),
+        (f"{SORTS}    return x", "d = [3, 1, 2]\nassert f(d) is d and f(x=d) is d and f(d) == [1, 2, 3]"),
+        (f"{SORTS}    return x", "d = [3, 1, 2]\nassert f(d.copy()) == [1, 2, 3] and d == [3, 1, 2]"),
+        (COUNTS, "d = []\nassert f(d, d) == 1 and f(d, b=d) == 2 and d == [1, 1]"),
+        (COUNTS, "assert f([], []) == 0"),
+        ("def f(q): q.rotate(1)\n", TURN),
+        ("def f(x): return sum(x)", "assert f(range(5)) == 10 and f(x=range(4, 0, -2)) == 6"),
+        ("def f(x): return range(x)", "assert f(3) == range(3) and f(0) == range(0)"),
+        ("class f:\n    def __init__(self): self.me = self", "a, b = f(), f()\nassert a.me is a and a.me is not b"),
+        (HALF, "assert f(Fraction(1, 3)) == Fraction(5, 6)"),
+        ("def f(x): return 2 * x", "from decimal import Decimal\nassert str(f(Decimal('1.50'))) == '3.00'"),
+        ("def f(x): return x", f"import datetime\nfor x in {DATES}: assert f(x) == x"),
+    ],
+)
+def test_values_cross_between_tests_and_program(rewards: dict[str, CodeReward], program: str, test: str) -> None:
+    assert score(rewards["asserts"], [test], program) == 1.0
+    assert score(rewards["asserts"], [test], "def f(*_, **__): return None") == 0.0
+
+
 STOPS = "class Box:\n    def __init__(self, x): pass\n" + "".join(
     f"    def {name}: raise StopIteration\n"
     for name in ("__getattr__(self, n)", "__getitem__(self, k)", "__len__(self)", "__str__(self)", "__bool__(self)")
@@ -219,6 +251,23 @@ STOPS = "class Box:\n    def __init__(self, x): pass\n" + "".join(
 def test_a_stop_iteration_of_an_object_ends_no_loop_of_the_tests(rewards: dict[str, CodeReward], asked: str) -> None:
     test = f"assert all(map(lambda x: {asked} == x, range(5)))"
     assert score(rewards["asserts"], [test], STOPS) == 0.0
+
+
+FORGED = """
+import sys
+frame = sys._getframe()
+while 'peer' not in frame.f_locals:
+    frame = frame.f_back
+peer = frame.f_locals['peer']
+def f(x): pass
+old = peer._do
+peer._do = lambda operation, *values: STOP() if operation == 'call' else old(operation, *values)
+def STOP(): raise StopIteration
+"""
+
+
+def test_a_forged_answer_to_a_call_ends_no_loop_of_the_tests(rewards: dict[str, CodeReward]) -> None:
+    assert score(rewards["asserts"], ["assert all(a == b for a, b in zip(map(f, [1, 2]), [3, 4]))"], FORGED) == 0.0
 
 
 def test_an_iterator_of_the_program_may_still_end(rewards: dict[str, CodeReward]) -> None:

@@ -1,16 +1,25 @@
 """Plain data as JSON, for the channel between the tests and the program: values and nothing that acts.
 
-Exact: integers of any length, floats bit for bit, tuples, sets, bytes. Whatever else a program returns crosses as the
-number of an object that stays with the program. ``pickle`` and ``marshal`` would let the program act in the reader.
+Exact: integers of any length, floats bit for bit, tuples, sets, bytes, queues and the values of COPIED. Whatever else a
+program returns crosses as the number of an object that stays with the program. ``pickle`` and ``marshal`` would let the
+program act in the reader.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 Reference = Callable[[Any], Any]
 MAX_EXACT = 1 << 53
+COPIED = {
+    **{"range": "builtins", "Fraction": "fractions", "Decimal": "decimal"},
+    **dict.fromkeys(("date", "datetime", "time", "timedelta"), "datetime"),
+}
+"""Types → modules of values that the arguments of their types make again."""
 
 
 def encode(value: Any, reference: Reference) -> Any:
@@ -41,6 +50,13 @@ def encode(value: Any, reference: Reference) -> Any:
     for kind, tag in kinds:
         if isinstance(value, kind):
             return [tag, [encode(item, reference) for item in kind.__iter__(value)]]
+    if type(value) is deque:
+        return ["q", [encode(item, reference) for item in value], value.maxlen]
+    name = type(value).__name__
+    if name in COPIED and type(value) is getattr(sys.modules.get(COPIED[name]), name, None):
+        arguments = value.__reduce__()[1]
+        if all(isinstance(argument, (int, str, bytes)) for argument in arguments):  # not the time zone of a datetime
+            return ["v", name, [encode(argument, reference) for argument in arguments]]
     return reference(value)
 
 
@@ -52,7 +68,7 @@ def decode(code: Any, resolve: Callable[[list[Any]], Any]) -> Any:
         resolve: returns the value of a reference.
 
     Raises:
-        ValueError, TypeError, IndexError, RecursionError: it is not a code.
+        ValueError, TypeError, LookupError, ArithmeticError, RecursionError: it is not a code.
     """
     if code is None or isinstance(code, (bool, str, int)):
         return code
@@ -70,16 +86,20 @@ def decode(code: Any, resolve: Callable[[list[Any]], Any]) -> Any:
     if tag in ("l", "t", "s", "z"):
         kind = {"l": list, "t": tuple, "s": set, "z": frozenset}[tag]
         return kind(decode(item, resolve) for item in content)
+    if tag == "q":
+        return deque((decode(item, resolve) for item in content), code[2])
+    if tag == "v":
+        return getattr(importlib.import_module(COPIED[content]), content)(*(decode(each, resolve) for each in code[2]))
     return resolve(code)
 
 
 def replace_contents(old: Any, new: Any) -> Any:
-    """Make a list, dictionary, set or bytearray equal to ``new`` in place, as a function does with its arguments.
+    """Make what a function can change of its arguments equal to ``new`` in place: lists, dictionaries, sets and others.
 
     Returns:
         ``old`` if it could be changed, else ``new``.
     """
-    if type(old) is not type(new) or not isinstance(old, (list, dict, set, bytearray)):
+    if type(old) is not type(new) or not isinstance(old, (list, dict, set, deque, bytearray)):
         return new
     if isinstance(old, list):
         old[:] = [replace_contents(a, b) for a, b in zip(old, new, strict=False)] + new[len(old) :]
@@ -90,6 +110,9 @@ def replace_contents(old: Any, new: Any) -> Any:
     elif isinstance(old, set):
         old.intersection_update(new)
         old.update(new)
+    elif isinstance(old, deque):
+        old.clear()
+        old.extend(new)
     else:
         old[:] = new
     return old

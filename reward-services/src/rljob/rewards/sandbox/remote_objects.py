@@ -24,6 +24,8 @@ from rljob.rewards.sandbox.plain_data import decode, encode, replace_contents
 MAX_MESSAGE = 64 << 20
 STOPPED = "StopIteration"
 """In place of this exception of the program: it would end a loop of the tests, and skip what they compare."""
+ARGUMENT = "argument"
+"""Tag of an argument or result of a call that is the argument at a place."""
 PROGRAM = 0
 """Number of the module of the program."""
 PLAIN_MODULES = (
@@ -31,6 +33,10 @@ PLAIN_MODULES = (
     *("math", "operator", "random", "re", "statistics", "string", "typing"),
 )
 """Modules that tests may use although only the program imports them; the tests get the real ones."""
+
+
+def _is_argument(code: Any) -> bool:
+    return isinstance(code, list) and code[0] == ARGUMENT
 
 
 class RemoteError(Exception):
@@ -147,14 +153,25 @@ class ProgramPeer(_Peer):
         values = [self._decode(argument) for argument in arguments]
         return self._encode(OPERATIONS[operation](*values))
 
-    def _call(self, function: Any, positional: list[Any], named: dict[str, Any]) -> list[Any]:
-        """Return the result, and the arguments that the call has changed, by position and by name."""
-        values = [self._decode(argument) for argument in positional]
-        keywords = {name: self._decode(argument) for name, argument in named.items()}
-        result = self._encode(self._decode(function)(*values, **keywords))
-        after = [self._encode(value) for value in values]
-        changed = [[i, code] for i, code in enumerate(after) if code != positional[i]]
-        return [result, changed]
+    def _call(self, function: Any, codes: list[Any], names: list[str]) -> list[Any]:
+        """Call a function with positional arguments, and with those of ``names`` at the end of ``codes``.
+
+        Returns:
+            The result, the exception in its place, and the arguments that the call has changed, by place.
+        """
+        values: list[Any] = []
+        for code in codes:
+            values.append(values[code[1]] if _is_argument(code) else self._decode(code))
+        positional = len(values) - len(names)
+        result, raised = None, None
+        try:
+            found = self._decode(function)(*values[:positional], **dict(zip(names, values[positional:], strict=True)))
+            place = next((place for place, value in enumerate(values) if value is found), None)
+            result = self._encode(found) if place is None else [ARGUMENT, place]
+        except BaseException as error:  # noqa: BLE001 the other side gets it
+            raised = self._described(error)
+        after = [code if _is_argument(code) else self._encode(value) for code, value in zip(codes, values, strict=True)]
+        return [result, raised, [[place, code] for place, code in enumerate(after) if code != codes[place]]]
 
     def _encode(self, value: Any) -> Any:
         return encode(value, self._reference)
@@ -216,6 +233,7 @@ class TestsPeer(_Peer):
     def __init__(self, channel: int) -> None:
         super().__init__(channel)
         self._exceptions: dict[str, type[BaseException]] = {}
+        self._remote: dict[int, RemoteObject] = {}
 
     def names(self) -> dict[str, Any]:
         """Return the names of the program's module, with values. Names of Python itself keep their meaning."""
@@ -235,18 +253,23 @@ class TestsPeer(_Peer):
                 raise
             raise RemoteError(STOPPED) from None
 
-    def call(self, function: RemoteObject, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def call(self, function: RemoteObject, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Call an object of the program; arguments that it changes change here too."""
-        codes = [self._encode(value) for value in values]
-        keywords = {name: self._encode(value) for name, value in named.items()}
+        values = [*positional, *named.values()]
+        codes: list[Any] = []
+        for value in values:
+            same = next((place for place, other in enumerate(values[: len(codes)]) if other is value), None)
+            codes.append(self._encode(value) if same is None else [ARGUMENT, same])
         try:
-            result, changed = self._ask("call", self._encode(function), codes, keywords)
+            result, raised, changed = self._ask("call", self._encode(function), codes, list(named))
+            for place, code in changed:
+                if not isinstance(values[place], RemoteObject):
+                    replace_contents(values[place], self._decode(code))
+            if raised is not None:
+                raise self._exception(*raised)
         except StopIteration:
             raise RemoteError(STOPPED) from None
-        for place, code in changed:
-            if not isinstance(values[place], RemoteObject):
-                replace_contents(values[place], self._decode(code))
-        return self._decode(result)
+        return values[result[1]] if _is_argument(result) else self._decode(result)
 
     def _do(self, operation: str, *arguments: Any) -> Any:
         if operation != "callback":
@@ -269,7 +292,7 @@ class TestsPeer(_Peer):
 
     def _resolve(self, code: list[Any]) -> Any:
         if code[0] == "o":
-            return RemoteObject(self, int(code[1]))
+            return self._remote.setdefault(int(code[1]), RemoteObject(self, int(code[1])))
         if code[0] == "callback":
             return self._objects[code[1]]
         if code[0] == "module":
