@@ -53,10 +53,12 @@ def serve(reward: Scorer) -> None:
             environment = read_environment()
             remove_token()
             entry, listen, token = reward_of(environment), environment.listen, environment.token
+            name = entry.name
         else:
             entry, token = Reward(name="reward"), ""
             listen = os.environ.get("RLJOB_LISTEN", "127.0.0.1:8000")
-        run(RewardEvaluator(reward, entry.name), entry, listen, token)
+            name = getattr(reward, "__name__", type(reward).__name__)
+        run(RewardEvaluator(reward, name), entry, listen, token)
     except ValueError as error:
         logging.error("%s", error)
         sys.exit(CONFIGURATION_ERROR)
