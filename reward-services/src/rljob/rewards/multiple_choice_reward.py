@@ -11,15 +11,21 @@ from rljob.api.rewards.kinds.multiple_choice import MultipleChoiceOptions, corre
 from rljob.api.tasks import Task
 from rljob.rewards.answer_text import BOX, TAG, ascii_digits, box_at, last_box, last_tag
 
-OPEN, CLOSE = r"[\s*_`\"'($\[{:]*", r"[\s*_`\"')$\]}.]*"
+OPEN = r"(?:[\s*_`\"'($\[{:]|\\[(\[])*+"
+CLOSE = r"(?:[\s*_`\"')$\]}.]|\\[)\]])*"
 WRAPPED = re.compile(r"\\(?:text|textbf|mathbf|mathrm|textrm|bf|rm)(?![A-Za-z])\s*")
 CHOICE = re.compile(rf"{OPEN}([A-Za-z]){CLOSE}")
 LABELLED = re.compile(r"\s*(?:\(([A-Z])\)|([A-Z])[).:])\s+\S[^\n]*")
 """A choice with its text: B) Paris. The text contains no other choice, which is checked apart."""
 OTHER = re.compile(r"(?:\(([A-Z])\)|(?:^|\s)([A-Z])[).:](?=\s)|\b(?:or|and)\s+\(?([A-Z])\b)")
+ANOTHER = r"\(?(?-i:[B-HJ-Z]|[AI](?!\s+[a-z]))\b"
+"""A further choice; not the article, nor the pronoun."""
 STATEMENT = re.compile(
-    rf"\b(?:answer|choice|option)\s*(?:is|:|=)?{OPEN}(?:\\(?:text|textbf|mathbf)\{{\(?)?([A-Z])(?![A-Za-z'])"
-    r"(?!\)?[*_`]*\s*(?:,|/|\bor\b|\band\b|&)\s*\(?[A-Z]\b)",
+    r"\b(?:answer\s*+(?:is|:|=)?+(?:\s*+(?:choice|option)(?=[\s*(]))?|(?:choice|option)\s*+(?:is|:|=)"
+    r"|(?:choose|pick|select)\s++(?:choice|option)(?=[\s*(]))"
+    rf"{OPEN}(?:\\(?:text|textbf|mathbf)\{{\(?)?([A-Z])(?![A-Za-z'])"
+    r"(?!\s+(?:is|was)\s*(?:not\b|n't|wrong|false|incorrect))"
+    rf"(?!{CLOSE}(?:\?|(?:[,/&-]|\b(?:or|and)\b(?:\s+(?:maybe|perhaps|possibly|also|even))?)\s*{ANOTHER}))",
     re.IGNORECASE,
 )
 
