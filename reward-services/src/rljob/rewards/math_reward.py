@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rljob.api.rewards.kinds.mathematics import MathOptions
@@ -21,6 +23,10 @@ from rljob.rewards.math_verdicts import Parsed, accepted, read
 
 LONGEST_TEXT = 50_000
 """Characters at the end of a completion that are read."""
+MIXED = re.compile(r"(?<![\w.{}/^])(\d{1,9})\s+(\d{1,9}/[1-9]\d{0,8})(?![\w.{}/^])")
+"""A mixed number, 1 1/2. math-verify reads its first number only."""
+TURNED = re.compile(r"([^=<>!\\A-Za-z]+)=\s*([A-Za-z])")
+"""5 = x."""
 
 
 class MathReward:
@@ -69,7 +75,9 @@ def read_formula(text: str) -> Parsed:
     """Return what ``text`` holds, an answer without the words around it: $7$, \\boxed{7}, 7 or 7."""
     text = text.strip().rstrip(".,;").removeprefix(r"\[").removesuffix(r"\]")
     text = (last_box(text) or text).replace("$", " ").replace(r"\(", " ").replace(r"\)", " ")
-    return read(f"${latex_symbols(ascii_digits(text)).strip()}$")
+    text = MIXED.sub(r"(\1+\2)", latex_symbols(ascii_digits(text)).strip())
+    turned = TURNED.fullmatch(text)
+    return replace(read(f"${turned[2]}={turned[1]}$" if turned else f"${text}$"), whole=text)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -29,20 +29,40 @@ LATEX_AND_NUMBERS = (LatexExtractionConfig(boxed_match_priority=0), ExprExtracti
 FLOAT_DIGITS = 6
 RELATIVE = 1e-4  # of two numbers, one of them a float, that are equal in FLOAT_DIGITS decimals
 EQUALS = re.compile(r"(?<![\\<>!:])=(?!=)")
+APPROXIMATE = 0.05
+"""Relative difference of two numbers between which \\approx is right."""
+_ABOUT = r"\\(?:approx|simeq|sim|cong|doteq)(?![A-Za-z])"
+_ARROWS = r"\\(?:[Ll]ong)?(?:[Ll]eft)?[Rr]ightarrow(?![A-Za-z])|\\(?:to|implies|iff)(?![A-Za-z])"
+CHAIN = re.compile(rf"{EQUALS.pattern}|{_ABOUT}|{_ARROWS}|\\(?:lor|vee|land|wedge)(?![A-Za-z])|\\\\")
+"""What joins the parts of a chain; of an answer that is a number, math-verify reads the last part only."""
+MOST_PARTS = 50
+"""Of a chain that is an answer; reading more takes seconds."""
+RELATION = re.compile(
+    r"[<>\u2260\u2264\u2265\u2209]|\\(?:n?(?:le|ge|leq|geq|lt|gt|less|gtr)(?:q|slant|qslant)?|ll|gg|ne|neq|not|notin|neg|lnot)"
+    r"(?![A-Za-z])|\b(?:wrong|incorrect|false|not)\b"
+)
+"""What makes another statement of a number: > 5, \\neq 5, 5 \\text{ is wrong}."""
+BRACES = re.compile(r"\\l?brace(?![A-Za-z])|\\\{")
+WORD = re.compile(r"[a-z]*[A-Z][A-Za-z]+|[a-z]+[A-Z]")
 UNEVALUATED = re.compile(
     r"!(?!=)|\\(?:int|iint|oint|sum|prod|lim|binom|dbinom|tbinom|choose|pmod|bmod|mod)(?![A-Za-z])"
 )
 """Operations that state a problem; the answer to it does not contain them, unless the gold answer does."""
 SPACING = re.compile(r"\\(?:[,;!: ]|left(?![A-Za-z])|right(?![A-Za-z]))")
+WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|operatorname)\{([^{}]*)\}")
 OPERATOR = re.compile(r"[-+*/^!=<>(]|\\[A-Za-z]+")
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """A text and the expressions that math-verify reads in it; empty: none."""
+    """A text and the expressions that math-verify reads in it; empty: none.
+
+    ``whole``: the text with words that math-verify leaves out; empty: there are other sentences around it.
+    """
 
     text: str
     found: list[Any]
+    whole: str = ""
 
     @property
     def expression(self) -> Any:
@@ -79,20 +99,24 @@ def refuted(gold: Parsed, answer: Parsed, prompt: str = "") -> bool:
     """Return whether a positive verdict of math-verify is one of its wrong verdicts:
 
     - a number that equals the gold number only because both are rounded to decimals: 0.0 for 6.63e-34;
-    - a chain with a wrong number: 8=7 for 7;
+    - a chain with a wrong number: 8=7 or 8 \\to 7 for 7;
+    - another statement of the number: \\neq 7, > 7;
     - an equation without the gold's solutions: 0=1 for x^2+y^2=-1;
-    - an ordered pair or an interval for a set of numbers;
+    - an ordered pair or an interval for a set of numbers, and a set for them;
+    - the letters of a word with capitals in another order, BA for AB;
     - a statement of the problem in place of its answer: 5! for 120, or text copied from the prompt.
     """
     right, given = gold.expression, answer.expression
-    if right is None or given is None or _squeezed(gold.text) == _squeezed(answer.text):
+    if right is None or given is None:
         return False
-    return (
+    if _other_relation(gold, answer):
+        return True
+    return _squeezed(gold.text) != _squeezed(answer.text) and (
         _restates(gold.text, answer.text, prompt)
         or _wrong_chain(gold, answer)
         or _wrong_number(right, _side(given))
         or _other_solutions(right, given)
-        or (isinstance(right, FiniteSet) and isinstance(given, Tuple | Interval) and len(right.args) > 1)
+        or _other_order(gold, answer)
     )
 
 
@@ -142,14 +166,46 @@ def _equal(right: Any, given: Any) -> bool:
     return difference.equals(0) is not False
 
 
+def _other_relation(gold: Parsed, answer: Parsed) -> bool:
+    """Return whether a number is the answer, and the text says something else about it than that."""
+    return (
+        _is_number(gold.expression)
+        and _is_number(_side(answer.expression))
+        and RELATION.search(answer.whole or answer.text) is not None
+        and RELATION.search(gold.whole or gold.text) is None
+    )
+
+
+def _other_order(gold: Parsed, answer: Parsed) -> bool:
+    """Return whether a set was accepted for a pair or an interval, or the reverse, or a word for another one."""
+    right, given = gold.expression, answer.expression
+    if isinstance(right, FiniteSet) and isinstance(given, Tuple | Interval) and len(right.args) > 1:
+        return True
+    if isinstance(right, Tuple | Interval) and isinstance(given, FiniteSet):
+        return BRACES.search(answer.text) is not None and BRACES.search(gold.text) is None
+    word, letters = (_squeezed(WRAPPED.sub(r"\1", each.text)) for each in (gold, answer))
+    return WORD.fullmatch(word) is not None and letters.isalpha() and letters.lower() != word.lower()
+
+
 def _wrong_chain(gold: Parsed, answer: Parsed) -> bool:
     """Return whether a part of a chain a = b = c is a number other than its last part."""
-    parts = EQUALS.split(answer.text)
-    if len(parts) < 2 or EQUALS.search(gold.text):
+    parts = CHAIN.split(answer.text)
+    if len(parts) < 2 or CHAIN.search(gold.text):
         return False
+    if len(parts) > MOST_PARTS:
+        return True
     numbers = [read(f"${part}$", LATEX).expression for part in parts]
-    last = numbers[-1]
-    return _is_number(last) and any(_is_number(each) and _wrong_number(last, each) for each in numbers[:-1])
+    last, right, wrong = numbers[-1], gold.expression, _wrong_number
+    if re.search(_ABOUT, answer.text):  # math-verify takes one of its parts
+        wrong = _far_number
+        if _is_number(last) and _is_number(right) and _wrong_number(right, last):
+            return False
+    return _is_number(last) and any(_is_number(each) and wrong(last, each) for each in numbers[:-1])
+
+
+def _far_number(right: Any, given: Any) -> bool:
+    """Return whether two numbers are not even about equal."""
+    return bool(abs((right - given).evalf()) > APPROXIMATE * abs(right.evalf()))
 
 
 def _other_solutions(right: Any, given: Any) -> bool:
