@@ -149,6 +149,7 @@ def test_a_new_reward_has_a_test_that_passes(tmp_path: Path, monkeypatch: pytest
         ("My", "'My' is not the name of a module; use"),
         ("here", "here exists; give a name that"),
         ("class", "class is a keyword of Python; give another name"),
+        *((name, f"{name} is a name of pytest's files; give") for name in ("conftest", "test_mine", "mine_test")),
         *((name, f"{name} is an installed Python module; give") for name in ("json", "pytest", "rljob")),
     ],
 )

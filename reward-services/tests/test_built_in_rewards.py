@@ -264,6 +264,7 @@ CASES: dict[str, list[tuple[dict, str, bool]]] = {
     "detectable_format:number_bullet_lists": [
         ({"num_bullets": 2}, "* one\n- two", True),
         ({"num_bullets": 2}, "* one\n**bold**", False),
+        ({"num_bullets": 1}, "-5 degrees\n- -\n---\n* **Bold** text", True),
     ],
     "detectable_format:constrained_response": [({}, "My answer is maybe.", True), ({}, "maybe", False)],
     "detectable_format:number_highlighted_sections": [
@@ -274,7 +275,12 @@ CASES: dict[str, list[tuple[dict, str, bool]]] = {
         ({"section_spliter": "SECTION", "num_sections": 2}, "SECTION 1\na\nSECTION 2\nb", True),
         ({"section_spliter": "SECTION", "num_sections": 2}, "SECTION 1\na", False),
     ],
-    "detectable_format:json_format": [({}, "```json\n{}\n```", True), ({}, "so: {}", False)],
+    "detectable_format:json_format": [
+        ({}, "```json\n{}\n```", True),
+        ({}, "so: {}", False),
+        ({}, "NaN", False),
+        ({}, "[1e999]", False),
+    ],
     "detectable_format:title": [({}, "<<Rain>>\ntext", True), ({}, "<< >>", False)],
     "combination:two_responses": [({}, "one\n******\ntwo", True), ({}, "one******one", False)],
     "combination:repeat_prompt": [
@@ -302,7 +308,7 @@ def test_every_type_of_instruction_has_a_check_and_cases() -> None:
 
 @pytest.mark.parametrize(
     ("name", "arguments", "completion", "followed"),
-    [pytest.param(name, *case, id=f"{name}-{case[2]}") for name, cases in CASES.items() for case in cases],
+    [pytest.param(name, *case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)],
 )
 def test_an_instruction_is_checked(name: str, arguments: dict, completion: str, followed: bool) -> None:
     row = {"instruction_id_list": [name], "kwargs": [arguments | {"unused": None}]}

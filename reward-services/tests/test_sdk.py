@@ -5,7 +5,7 @@ import json
 import numpy
 import pytest
 
-from rljob.api.rewards import NotScored, Parts
+from rljob.api.rewards import NotScored, Parts, batch
 from rljob.protocol.score_messages import Score, ScoreItem
 from rljob.rewards.evaluate import RewardEvaluator
 
@@ -127,6 +127,48 @@ def test_parts_are_added_with_their_weights_and_become_metrics():
 def test_a_weight_without_a_part_is_an_error_of_the_sample():
     error = evaluate(lambda **_: Parts({"a": 1.0}, {"b": 1.0}), "mine", ITEM).error
     assert error == "reward mine raised ValueError: weights name 'b', which is not one of the parts a"
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        (({},), "the reward has no parts; give one, or return NotScored"),
+        (({"a": 1.0}, {}, {"reward/a": 2.0}), "the metric 'reward/a' is the part 'a'; give the metric another name"),
+    ],
+)
+def test_parts_that_have_no_meaning_are_an_error_of_the_sample(parts, sentence):
+    assert evaluate(lambda **_: Parts(*parts), "mine", ITEM).error == f"reward mine raised ValueError: {sentence}"
+
+
+def test_the_class_not_scored_is_not_scored_without_a_reason():
+    assert evaluate(lambda **_: NotScored, "mine", ITEM).error == "reward mine did not score the sample: "
+
+
+def _yields(completion):
+    yield 1.0
+
+
+async def _yields_async(completion):
+    yield 1.0
+
+
+class _Yields:
+    def __call__(self, completion):
+        yield 1.0
+
+
+@pytest.mark.parametrize("scorer", [_yields, _yields_async, _Yields()], ids=["function", "async", "object"])
+def test_a_generator_is_no_reward(scorer):
+    with pytest.raises(ValueError, match="reward mine is a generator; return the score instead of yielding it"):
+        RewardEvaluator(scorer, "mine")
+
+
+def test_a_batch_may_be_a_generator():
+    @batch
+    def each(completion):
+        yield from map(float, completion)
+
+    assert evaluate(each, "mine", ITEM).reward == 2.0
 
 
 @pytest.mark.parametrize("value", [float("nan"), None, "1"])

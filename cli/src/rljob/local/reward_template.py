@@ -77,6 +77,8 @@ def write_module(name: str, texts: Mapping[str, str]) -> Path:
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise CliError(f"{name!r} is not the name of a module; use lower-case letters, digits and _", 2)
+    if name == "conftest" or name.startswith("test_") or name.endswith("_test"):
+        raise CliError(f"{name} is a name of pytest's files; give another name", 2)
     folder = Path(name)
     if folder.exists():
         raise CliError(f"{folder} exists; give a name that is not used here", 2)

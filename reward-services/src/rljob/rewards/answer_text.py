@@ -1,10 +1,13 @@
-"""Answers in a text: boxes and tags, and characters of Unicode."""
+"""Answers in a text: boxes, tags, JSON, and characters of Unicode."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import unicodedata
 from decimal import Decimal
+from typing import Any
 
 MINUS = re.compile("[\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d]")  # hyphens, en dash, minus signs
 VULGAR = re.compile("(\\d*)([\u00bc-\u00be\u2150-\u215e\u2189])")
@@ -87,6 +90,23 @@ def last_tag(text: str) -> str | None:
     """Return the text between the last ``<answer>`` and its ``</answer>``; None if there is none."""
     found = TAG.findall(text)
     return found[-1] if found else None
+
+
+def json_document(text: str) -> Any:
+    """Return the document of a JSON text.
+
+    Raises:
+        ValueError: the text is no JSON. NaN, infinities and numbers out of range, which Python accepts, are none.
+        RecursionError: it is nested too deeply.
+    """
+
+    def number(digits: str) -> float:
+        found = float(digits)
+        if not math.isfinite(found):
+            raise ValueError(f"{digits} is not a number of JSON")
+        return found
+
+    return json.loads(text, parse_constant=number, parse_float=number)
 
 
 def _improper(found: re.Match[str]) -> str:

@@ -156,6 +156,8 @@ class RewardEvaluator:
 
     def _score_of(self, item: ScoreItem, result: Any) -> Score:
         """Return the score for what the scorer returned. Objects of user code may raise here."""
+        if isinstance(result, type) and issubclass(result, NotScored):
+            result = result()
         if isinstance(result, NotScored):
             return self._not_scored(item, result)
         if result is None:
@@ -234,6 +236,8 @@ def fields_of(scorer: Any, name: str) -> tuple[str, ...]:
     """
     if not callable(scorer):
         raise ValueError(f"reward {name} is of type {type(scorer).__name__}, which is not callable; use a function")
+    if _is_generator(scorer) and not is_batch(scorer):
+        raise ValueError(f"reward {name} is a generator; return the score instead of yielding it")
     parameters = inspect.signature(scorer).parameters.values()
     by_name = [
         parameter
@@ -248,6 +252,11 @@ def fields_of(scorer: Any, name: str) -> tuple[str, ...]:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return FIELDS
     return tuple(parameter.name for parameter in by_name if parameter.name in FIELDS)
+
+
+def _is_generator(scorer: Any) -> bool:
+    functions = (scorer, type(scorer).__call__)
+    return any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in functions)
 
 
 def _sum_of(parts: Parts) -> tuple[Any, dict[str, Any]]:

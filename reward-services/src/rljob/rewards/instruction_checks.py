@@ -2,19 +2,19 @@
 
 Each function gets a completion that is not empty and the arguments of the type. Differences from the original: keywords
 are literal text and not regular expressions, a constrained response has exactly one of the options, sentences are split
-by a rule, and a text without letters is in no language.
+by a rule, a text without letters is in no language, and a bullet has text and is no negative number.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Callable, Mapping
 
 import py3langid
 
 from rljob.api.rewards.kinds.instructions import LANGUAGES
+from rljob.rewards.answer_text import json_document
 
 WORD = re.compile(r"\w+")
 TOKEN = re.compile(r"\w+(?:['’-]\w+)*")
@@ -97,7 +97,7 @@ def _sections(text: str, section_spliter: str, num_sections: int) -> bool:
 def _json(text: str) -> bool:
     fence = re.fullmatch(r"\s*```(?:json)?\s*\n?(.*?)```\s*", text, re.DOTALL | re.IGNORECASE)
     try:
-        json.loads(fence[1] if fence else text)
+        json_document(fence[1] if fence else text)
     except (ValueError, RecursionError):
         return False
     return True
@@ -139,7 +139,7 @@ CHECKS: Mapping[str, Callable[..., bool]] = {
     ),
     "detectable_content:postscript": _postscript,
     "detectable_format:number_bullet_lists": lambda text, num_bullets: (
-        len(re.findall(r"^\s*(?:\*(?!\*)|-(?!-))\s*\S.*$", text, re.MULTILINE)) == num_bullets
+        len(re.findall(r"^\s*(?:\*(?!\*)|-(?![-\d]))[^\w\n]*\w.*$", text, re.MULTILINE)) == num_bullets
     ),
     "detectable_format:constrained_response": lambda text: sum(option in text for option in OPTIONS) == 1,
     "detectable_format:number_highlighted_sections": _highlights,

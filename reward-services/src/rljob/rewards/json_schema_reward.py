@@ -9,21 +9,29 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import fastjsonschema
+from fastjsonschema.draft07 import CodeGeneratorDraft07
 
 from rljob.api.rewards import deterministic
 from rljob.api.rewards.kinds.json_schema import JsonSchemaOptions, row_document, row_schema
 from rljob.api.tasks import Task
-from rljob.rewards.answer_text import last_tag
+from rljob.rewards.answer_text import json_document, last_tag
 
 FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL | re.IGNORECASE)
-NEWER = re.compile(
-    r"prefixItems|unevaluated(Items|Properties)|dependent(Required|Schemas)|(min|max)Contains|\$anchor"
-    r"|\$(dynamic|recursive)(Ref|Anchor)"
-)
-"""Keywords of drafts after 7. The validator ignores unknown keywords, so they would accept everything."""
 SUBSCHEMAS = re.compile(r"additional(Items|Properties)|contains|else|if|items|not|propertyNames|then")
 SUBSCHEMA_LISTS = frozenset(("allOf", "anyOf", "oneOf", "items"))
 SUBSCHEMA_MAPS = frozenset(["$defs", "definitions", "dependencies", "patternProperties", "properties"])
+RULES = re.compile(
+    r"(min|max)(imum|Items|Length|Properties)|exclusiveM(in|ax)imum|const|enum|format|multipleOf|pattern|required|type"
+    r"|uniqueItems|\$ref"
+)
+NOTES = re.compile(
+    r"title|description|default|examples?|deprecated|readOnly|writeOnly|content(Encoding|MediaType)|\$(schema|id|comment)"
+    r"|x-.*"
+)
+"""Keywords that demand nothing. The validator ignores all others, so a misspelt one would accept everything."""
+FORMATS = {"uuid": r"^[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\Z"}
+"""Formats beside those of the validator."""
+ALL_FORMATS = frozenset([*CodeGeneratorDraft07.FORMAT_REGEXS, *FORMATS, "regex"])
 
 
 @deterministic
@@ -52,7 +60,7 @@ class JsonSchemaReward:
         validate = _validator(json.dumps(row_schema(problem, self._options)))
         expected = row_document(problem, self._options.equals) if self._options.equals is not None else None
         try:
-            document = _parsed(self._text(completion))
+            document = json_document(self._text(completion))
         except (ValueError, RecursionError):
             return 0.0, {"answered": 0.0}
         try:
@@ -80,20 +88,31 @@ def _validator(schema: str) -> Callable[[Any], Any]:
     if isinstance(parsed, dict):
         parsed["$schema"] = "http://json-schema.org/draft-07/schema"
     try:
-        validate: Callable[[Any], Any] = fastjsonschema.compile(parsed, use_default=False)
+        validate: Callable[[Any], Any] = fastjsonschema.compile(parsed, formats=FORMATS, use_default=False)
     except (fastjsonschema.JsonSchemaDefinitionException, TypeError, AttributeError, re.error, RecursionError) as error:
         raise ValueError(f"the schema cannot be used ({error}); correct it") from None
     return validate
 
 
 def _check_keywords(schema: Any, path: str) -> None:
-    """Raise ValueError if a schema has a keyword that the validator ignores, or refers to another document."""
+    """Check that the validator ignores no rule of a schema.
+
+    Raises:
+        ValueError: it has an unknown keyword or format, or refers to another document.
+    """
     if not isinstance(schema, dict):
         return
     for key, value in schema.items():
         where = f"{path}.{key}"
-        if NEWER.fullmatch(key):
-            raise ValueError(f"{where} is not a keyword of JSON schema draft 7; write the schema in draft 7")
+        known = (
+            key in SUBSCHEMA_MAPS
+            or key in SUBSCHEMA_LISTS
+            or any(form.fullmatch(key) for form in (SUBSCHEMAS, RULES, NOTES))
+        )
+        if not known:
+            raise ValueError(f"{where} is not a keyword of JSON schema draft 7; correct or remove it")
+        if key == "format" and value not in ALL_FORMATS:
+            raise ValueError(f"{where} {value!r} is not checked; there are {', '.join(sorted(ALL_FORMATS))}")
         if key == "$ref" and not str(value).startswith("#"):
             raise ValueError(f"{where} refers to another document, {value!r}; copy it into $defs")
         if key in SUBSCHEMA_MAPS and isinstance(value, dict):
@@ -104,19 +123,6 @@ def _check_keywords(schema: Any, path: str) -> None:
                 _check_keywords(part, f"{where}[{i}]")
         elif SUBSCHEMAS.fullmatch(key):
             _check_keywords(value, where)
-
-
-def _parsed(text: str) -> Any:
-    """Return the document of a JSON text.
-
-    Raises:
-        ValueError: the text is no JSON; NaN and infinities, which Python's parser accepts, are none.
-    """
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
 
 
 def _canonical(document: Any) -> str:

@@ -29,6 +29,9 @@ class Parts:
     """Several rewards of one sample. Its reward is their weighted sum; each is the metric ``reward/NAME``.
 
     ``values``: name → reward. ``weights``: name → factor; 1 for names that are absent. ``metrics``: further numbers.
+
+    Raises:
+        ValueError: there is no value, a weight without one, or a metric that has the name of a part.
     """
 
     values: Mapping[str, float]
@@ -36,6 +39,11 @@ class Parts:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError("the reward has no parts; give one, or return NotScored")
+        for name in self.values:
+            if f"reward/{name}" in self.metrics:
+                raise ValueError(f"the metric 'reward/{name}' is the part {name!r}; give the metric another name")
         for name in self.weights:
             if name not in self.values:
                 raise ValueError(f"weights name {name!r}, which is not one of the parts {', '.join(self.values)}")
