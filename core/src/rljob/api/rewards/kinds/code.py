@@ -35,7 +35,7 @@ class CodeOptions(Model):
     seconds: Annotated[int, Field(ge=1, le=600)] = 2
     """CPU seconds of each test; its time limit is twice that and half a second more"""
     sample_seconds: Annotated[float, Field(gt=0, le=3600)] = 4.0
-    """seconds after which no further test of a sample starts; tests without a run have failed"""
+    """seconds of CPU and of sleep after which no further test of a sample starts; tests without a run have failed"""
     memory_mebibytes: Annotated[int, Field(ge=64, le=1 << 20)] = 512
     """address space of a process of a test"""
     files_mebibytes: Annotated[int, Field(ge=0, le=1 << 16)] = 0
