@@ -15,6 +15,8 @@ from rljob.api.extensions import load
 from rljob.api.rewards import REWARDS
 from rljob.protocol.score_messages import ScoreItem
 from rljob.rewards.evaluate import RewardEvaluator
+from rljob.rewards.instruction_checks import CHECKS
+from rljob.rewards.judge_verdict import read_choice, read_score
 
 TEXTS = 100_000 if os.environ.get("RLJOB_FUZZ") else 1_000
 LONGEST_SECONDS = 5.0
@@ -69,3 +71,21 @@ def test_fuzzed_answers_score_nothing_and_raise_nothing(name: str) -> None:
         score = evaluators[i % len(evaluators)](ScoreItem("s", "t", "", completion, "stop", row))
         assert (score.error, score.reward) == ("", 0.0), repr(completion)
         assert time.process_time() - began < LONGEST_SECONDS, repr(completion)
+
+
+LONG = ["1" * 50_000, "\n" * 50_000, "answer" + " " * 50_000, "- " * 25_000, "(" * 50_000, "score: " * 7_000]
+"""Texts for which an expression that goes back needs the square of their length."""
+
+
+@pytest.mark.parametrize("text", LONG, ids=lambda text: ascii(text[:8]))
+def test_no_expression_goes_back_over_a_long_text(text: str) -> None:
+    began = time.process_time()
+    for name, (configs, rows) in CASES.items():
+        if name != "math":  # it has parsers, which the worker ends
+            kind = REWARDS[name]
+            assert isinstance(kind.make, str)
+            scorer = load({}, kind.make, name)(kind.parse(configs[0]), [])
+            assert RewardEvaluator(scorer, name)(ScoreItem("s", "t", "", text, "stop", rows[0])).error == ""
+    assert [read_score(text, 1, 10), read_choice(text)] == [None, None]
+    assert not CHECKS["detectable_format:number_bullet_lists"](text, num_bullets=3)
+    assert time.process_time() - began < LONGEST_SECONDS

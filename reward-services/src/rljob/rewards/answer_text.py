@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 MINUS = re.compile("[\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d]")  # hyphens, en dash, minus signs
-VULGAR = re.compile("(\\d*)([\u00bc-\u00be\u2150-\u215e\u2189])")
+VULGAR = re.compile("(?<!\\d)(\\d*)([\u00bc-\u00be\u2150-\u215e\u2189])")
 SUPERSCRIPT = re.compile("[\u00b2\u00b3\u00b9\u2070-\u207f]+")
 SUBSCRIPT = re.compile("[\u2080-\u208e]+")
 ROOT = re.compile(r"\u221a\s*(\([^()]*\)|\d+(?:\.\d+)?|\w)")
