@@ -88,7 +88,8 @@ def manifest() -> Object:
         training=spec["training"] | {"steps": 400, "promptsPerStep": 8, "maxStaleness": 2},
         evaluation=None,
         tasks=[spec["tasks"][0], spec["tasks"][0] | {"name": "odd", "reward": "odd"}],
-        rewards=[*spec["rewards"], {"name": "odd", "template": template, "timeoutSeconds": 2}],
+        # A request that hangs ends after twice this time for each sample at the pod, at most 128, and 30 s.
+        rewards=[*spec["rewards"], {"name": "odd", "template": template, "timeoutSeconds": 0.5}],
     )
     body["metadata"]["name"] = "rewards"
     return body
