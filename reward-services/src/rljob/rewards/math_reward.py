@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from sympy import GreaterThan, LessThan, StrictGreaterThan, StrictLessThan, Union
 
 from rljob.api.rewards.kinds.mathematics import MathOptions
 from rljob.api.tasks import Task
@@ -23,10 +25,11 @@ from rljob.rewards.math_verdicts import Parsed, accepted, read
 
 LONGEST_TEXT = 50_000
 """Characters at the end of a completion that are read."""
-MIXED = re.compile(r"(?<![\w.{}/^])(\d{1,9})\s+(\d{1,9}/[1-9]\d{0,8})(?![\w.{}/^])")
-"""A mixed number, 1 1/2. math-verify reads its first number only."""
-TURNED = re.compile(r"([^=<>!\\A-Za-z]+)=\s*([A-Za-z])")
-"""5 = x."""
+MIXED = re.compile(r"(-?)(\d{1,9})\s+(\d{1,9})/(\d{1,9})")
+TURNED = re.compile(r"([^=<>A-Za-z]+)=\s*([a-df-hj-zA-DF-HJ-Z])")
+MONEY = re.compile(r"(?<=\d)\s*(?:dollar|cent|euro)s?$")
+INEQUALITIES = (StrictLessThan, StrictGreaterThan, LessThan, GreaterThan)
+OR = re.compile(r"\\(?:text|mbox|mathrm)\{\s*or\s*\}|\\lor(?![A-Za-z])")
 
 
 class MathReward:
@@ -75,9 +78,38 @@ def read_formula(text: str) -> Parsed:
     """Return what ``text`` holds, an answer without the words around it: $7$, \\boxed{7}, 7 or 7."""
     text = text.strip().rstrip(".,;").removeprefix(r"\[").removesuffix(r"\]")
     text = (last_box(text) or text).replace("$", " ").replace(r"\(", " ").replace(r"\)", " ")
-    text = MIXED.sub(r"(\1+\2)", latex_symbols(ascii_digits(text)).strip())
+    text = _usual(latex_symbols(ascii_digits(text)).strip())
+    return _either(text) or dataclasses.replace(read(f"${text}$"), source=text)
+
+
+def _usual(text: str) -> str:
+    """Return ``text`` in a form that math-verify reads: 3/2 for 1 1/2, x=5 for 5=x, and 5 for 5 dollars."""
+    mixed = MIXED.fullmatch(text)
+    if mixed is not None:
+        sign, whole, numerator, denominator = mixed[1], *map(int, mixed.groups()[1:])
+        return f"{sign}{whole * denominator + numerator}/{denominator}" if numerator < denominator else text
     turned = TURNED.fullmatch(text)
-    return replace(read(f"${turned[2]}={turned[1]}$" if turned else f"${text}$"), whole=text)
+    return f"{turned[2]}={turned[1]}" if turned is not None else MONEY.sub("", text)
+
+
+def _either(text: str) -> Parsed | None:
+    """Return the union for x<1 or x>2; None if ``text`` is something else."""
+    parts = OR.split(text)
+    if len(parts) < 2:
+        return None
+    found = [read(f"${part}$").expression for part in parts]
+    if not all(isinstance(each, INEQUALITIES) and _is_bound(each) for each in found):
+        return None
+    if len(set().union(*(each.free_symbols for each in found))) > 1:
+        return None
+    text = r"\text{ or }".join(parts)
+    return Parsed(text, [Union(*(each.as_set() for each in found)), text], text)
+
+
+def _is_bound(inequality: Any) -> bool:
+    """Return whether an inequality has a variable on one side and a number on the other: x < 1."""
+    sides = inequality.lhs, inequality.rhs
+    return any(one.is_Symbol and other.is_number for one, other in (sides, sides[::-1]))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -29,40 +29,42 @@ LATEX_AND_NUMBERS = (LatexExtractionConfig(boxed_match_priority=0), ExprExtracti
 FLOAT_DIGITS = 6
 RELATIVE = 1e-4  # of two numbers, one of them a float, that are equal in FLOAT_DIGITS decimals
 EQUALS = re.compile(r"(?<![\\<>!:])=(?!=)")
-APPROXIMATE = 0.05
-"""Relative difference of two numbers between which \\approx is right."""
-_ABOUT = r"\\(?:approx|simeq|sim|cong|doteq)(?![A-Za-z])"
-_ARROWS = r"\\(?:[Ll]ong)?(?:[Ll]eft)?[Rr]ightarrow(?![A-Za-z])|\\(?:to|implies|iff)(?![A-Za-z])"
-CHAIN = re.compile(rf"{EQUALS.pattern}|{_ABOUT}|{_ARROWS}|\\(?:lor|vee|land|wedge)(?![A-Za-z])|\\\\")
-"""What joins the parts of a chain; of an answer that is a number, math-verify reads the last part only."""
-MOST_PARTS = 50
-"""Of a chain that is an answer; reading more takes seconds."""
-RELATION = re.compile(
-    r"[<>\u2260\u2264\u2265\u2209]|\\(?:n?(?:le|ge|leq|geq|lt|gt|less|gtr)(?:q|slant|qslant)?|ll|gg|ne|neq|not|notin|neg|lnot)"
-    r"(?![A-Za-z])|\b(?:wrong|incorrect|false|not)\b"
-)
-"""What makes another statement of a number: > 5, \\neq 5, 5 \\text{ is wrong}."""
-BRACES = re.compile(r"\\l?brace(?![A-Za-z])|\\\{")
-WORD = re.compile(r"[a-z]*[A-Z][A-Za-z]+|[a-z]+[A-Z]")
 UNEVALUATED = re.compile(
     r"!(?!=)|\\(?:int|iint|oint|sum|prod|lim|binom|dbinom|tbinom|choose|pmod|bmod|mod)(?![A-Za-z])"
 )
 """Operations that state a problem; the answer to it does not contain them, unless the gold answer does."""
-SPACING = re.compile(r"\\(?:[,;!: ]|left(?![A-Za-z])|right(?![A-Za-z]))")
-WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|operatorname)\{([^{}]*)\}")
+SPACING = re.compile(r"(?<!\\)\\(?:[,;!: ]|left(?![A-Za-z])|right(?![A-Za-z]))")
 OPERATOR = re.compile(r"[-+*/^!=<>(]|\\[A-Za-z]+")
+NEGATIONS = re.compile(
+    r"\\(?:not|notin|ne|lnot|neg|lor|vee)(?![A-Za-z])|\\\\(?=\s*[^\s%])|[\u2209\u2228\u00ac]"
+    r"|\b(?:not|never|wrong|false|incorrect|except|unless|or (?:more|less|fewer)|at (?:least|most)"
+    r"|(?:more|less|greater|fewer) than)\b"
+)
+"""The answer is not, or not only, the value beside it, unless the gold answer says the same. \\\\ begins a new line."""
+RELATION = r"(?:[<>]=?|\\(?:[gl](?:e|t|eqslant)|ll|gg|in|ni|propto|ne)(?![A-Za-z]))"
+HALF = re.compile(rf"(?:^|\s){RELATION}\s*$|^\s*({RELATION})")
+"""A relation that lacks a side: > 5."""
+MOST_PARTS = 50
+"""Of a chain that is an answer; reading more takes seconds."""
+STEPS = re.compile(
+    r"\\(?:to|(?:long)?rightarrow|(?:Long)?[Rr]ightarrow|implies|iff|Leftrightarrow|mapsto|leadsto|therefore)(?![A-Za-z])"
+    r"|[\u2190-\u21ff\u2234]"
+)
+NEARLY = re.compile(r"\\(?:approx|sim|simeq|cong)(?![A-Za-z])|\u2248")
+"""math-verify reads what is before it, but the last number of \\approx 6 \\approx 5."""
+WORD = re.compile(r"(?=.*[A-Z]|.{3})[A-Za-z]{2,}")
+"""Letters that are a text and not a product: three and more, or with a capital."""
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """A text and the expressions that math-verify reads in it; empty: none.
-
-    ``whole``: the text with words that math-verify leaves out; empty: there are other sentences around it.
-    """
+    """A text and the expressions that math-verify reads in it; empty: none."""
 
     text: str
+    """as math-verify reads it, without units and other words"""
     found: list[Any]
-    whole: str = ""
+    source: str = ""
+    """a formula as it is written; empty: prose"""
 
     @property
     def expression(self) -> Any:
@@ -99,25 +101,51 @@ def refuted(gold: Parsed, answer: Parsed, prompt: str = "") -> bool:
     """Return whether a positive verdict of math-verify is one of its wrong verdicts:
 
     - a number that equals the gold number only because both are rounded to decimals: 0.0 for 6.63e-34;
-    - a chain with a wrong number: 8=7 or 8 \\to 7 for 7;
-    - another statement of the number: \\neq 7, > 7;
+    - a chain with a wrong number: 8=7 for 7;
     - an equation without the gold's solutions: 0=1 for x^2+y^2=-1;
-    - an ordered pair or an interval for a set of numbers, and a set for them;
-    - the letters of a word with capitals in another order, BA for AB;
+    - an ordered pair or an interval for a set of numbers, or the reverse;
+    - letters of a word in another order: BA for AB;
+    - an answer that says something else of the number: > 5, \\neq 5 or 5 \\text{ is wrong} for 5;
+    - several numbers: 6 \\to 5 for 5;
     - a statement of the problem in place of its answer: 5! for 120, or text copied from the prompt.
     """
     right, given = gold.expression, answer.expression
-    if right is None or given is None:
+    if right is None or given is None or _written(gold) == _written(answer):
         return False
-    if _other_relation(gold, answer):
-        return True
-    return _squeezed(gold.text) != _squeezed(answer.text) and (
+    return (
         _restates(gold.text, answer.text, prompt)
         or _wrong_chain(gold, answer)
         or _wrong_number(right, _side(given))
         or _other_solutions(right, given)
         or _other_order(gold, answer)
+        or _other_statement(gold, answer)
     )
+
+
+def _other_order(gold: Parsed, answer: Parsed) -> bool:
+    """Return whether one answer has an order and the other one has none, or letters have another order."""
+    right, given = gold.expression, answer.expression
+    if isinstance(right, FiniteSet) and isinstance(given, Tuple | Interval) and len(right.args) > 1:
+        return True
+    word, letters = _squeezed(gold.text), _squeezed(answer.text)
+    if isinstance(right, Tuple | Interval) and isinstance(given, FiniteSet) and letters.startswith(r"\{"):
+        return True
+    return bool(WORD.fullmatch(word)) and letters.isalpha() and word.lower() != letters.lower()
+
+
+def _other_statement(gold: Parsed, answer: Parsed) -> bool:
+    """Return whether the answer says something else of a value than that it is the answer."""
+    right, given = _marks(gold), _marks(answer)
+    if any(mark not in right for mark in NEGATIONS.findall(given) if r"\begin" not in given or mark[0] != "\\"):
+        return True
+    half, same = HALF.search(given), HALF.search(right)
+    return half is not None and (same is None or same[0] != half[0])
+
+
+def _marks(formula: Parsed) -> str:
+    """Return the formula as it is written, with one command for each relation."""
+    text = SPACING.sub("", formula.source or formula.text).replace("!=", r"\ne ")
+    return re.sub(r"\\([gln]e)(?:q|qslant)(?![A-Za-z])", r"\\\1", text).strip(" $.")
 
 
 def _restates(gold: str, answer: str, prompt: str) -> bool:
@@ -137,6 +165,10 @@ def _is_part(text: str, prompt: str) -> bool:
 
 def _squeezed(text: str) -> str:
     return re.sub(r"\s|\$|[.?]$", "", SPACING.sub("", text))
+
+
+def _written(formula: Parsed) -> str:
+    return _squeezed(formula.source or formula.text)
 
 
 def _side(given: Any) -> Any:
@@ -166,46 +198,30 @@ def _equal(right: Any, given: Any) -> bool:
     return difference.equals(0) is not False
 
 
-def _other_relation(gold: Parsed, answer: Parsed) -> bool:
-    """Return whether a number is the answer, and the text says something else about it than that."""
-    return (
-        _is_number(gold.expression)
-        and _is_number(_side(answer.expression))
-        and RELATION.search(answer.whole or answer.text) is not None
-        and RELATION.search(gold.whole or gold.text) is None
-    )
-
-
-def _other_order(gold: Parsed, answer: Parsed) -> bool:
-    """Return whether a set was accepted for a pair or an interval, or the reverse, or a word for another one."""
-    right, given = gold.expression, answer.expression
-    if isinstance(right, FiniteSet) and isinstance(given, Tuple | Interval) and len(right.args) > 1:
-        return True
-    if isinstance(right, Tuple | Interval) and isinstance(given, FiniteSet):
-        return BRACES.search(answer.text) is not None and BRACES.search(gold.text) is None
-    word, letters = (_squeezed(WRAPPED.sub(r"\1", each.text)) for each in (gold, answer))
-    return WORD.fullmatch(word) is not None and letters.isalpha() and letters.lower() != word.lower()
-
-
 def _wrong_chain(gold: Parsed, answer: Parsed) -> bool:
-    """Return whether a part of a chain a = b = c is a number other than its last part."""
-    parts = CHAIN.split(answer.text)
-    if len(parts) < 2 or CHAIN.search(gold.text):
+    """Return whether a part of a chain a = b = c is a number other than its last part, or a step before the last one is
+    a number other than the last: 6 \\to 5.
+    """
+    text = answer.text.strip()
+    if EQUALS.search(gold.text):
         return False
-    if len(parts) > MOST_PARTS:
+    if NEARLY.match(text) and len(NEARLY.findall(text)) > 1:
         return True
-    numbers = [read(f"${part}$", LATEX).expression for part in parts]
-    last, right, wrong = numbers[-1], gold.expression, _wrong_number
-    if re.search(_ABOUT, answer.text):  # math-verify takes one of its parts
-        wrong = _far_number
-        if _is_number(last) and _is_number(right) and _wrong_number(right, last):
-            return False
-    return _is_number(last) and any(_is_number(each) and wrong(last, each) for each in numbers[:-1])
+    if not (EQUALS.search(text) or STEPS.search(text)):
+        return False
+    if len(EQUALS.findall(text)) + len(STEPS.findall(text)) > MOST_PARTS:
+        return True
+    steps = [_numbers(step) for step in STEPS.split(text)]
+    alone = [step[0] for step in steps[:-1] if len(step) == 1]
+    return any(_differ(chain[-1], each) for chain in [*steps, [*alone, steps[-1][-1]]] for each in chain[:-1])
 
 
-def _far_number(right: Any, given: Any) -> bool:
-    """Return whether two numbers are not even about equal."""
-    return bool(abs((right - given).evalf()) > APPROXIMATE * abs(right.evalf()))
+def _numbers(chain: str) -> list[Any]:
+    return [read(f"${part}$", LATEX).expression for part in EQUALS.split(chain)]
+
+
+def _differ(last: Any, number: Any) -> bool:
+    return _is_number(last) and _is_number(number) and _wrong_number(last, number)
 
 
 def _other_solutions(right: Any, given: Any) -> bool:
