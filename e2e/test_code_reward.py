@@ -227,6 +227,11 @@ DATES = "datetime.date(1, 1, 1), datetime.datetime(2024, 2, 29, 12), datetime.ti
         (f"{SORTS}    return x", "d = [3, 1, 2]\nassert f(d.copy()) == [1, 2, 3] and d == [3, 1, 2]"),
         (COUNTS, "d = []\nassert f(d, d) == 1 and f(d, b=d) == 2 and d == [1, 1]"),
         (COUNTS, "assert f([], []) == 0"),
+        (
+            "def f(c): c['z'] = 1; return c",
+            "from collections import Counter\nassert f(Counter('a')) == {'a': 1, 'z': 1}",
+        ),
+        ("def f(t): t[0].append(3); return t", "assert f(([], 1)) == ([3], 1)"),
         ("def f(q): q.rotate(1)\n", TURN),
         ("def f(x): return sum(x)", "assert f(range(5)) == 10 and f(x=range(4, 0, -2)) == 6"),
         ("def f(x): return range(x)", "assert f(3) == range(3) and f(0) == range(0)"),

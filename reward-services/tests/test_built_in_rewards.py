@@ -265,6 +265,7 @@ CASES: dict[str, list[tuple[dict, str, bool]]] = {
         ({"num_bullets": 2}, "* one\n- two", True),
         ({"num_bullets": 2}, "* one\n**bold**", False),
         ({"num_bullets": 1}, "-5 degrees\n- -\n---\n* **Bold** text", True),
+        ({"num_bullets": 2}, "- \U0001f600\n- ...", True),
     ],
     "detectable_format:constrained_response": [({}, "My answer is maybe.", True), ({}, "maybe", False)],
     "detectable_format:number_highlighted_sections": [

@@ -282,6 +282,25 @@ async def test_a_reward_that_forks_and_returns_twice_has_one_score():
             assert await workers.score([item(name)]) == [Score(name, 1.0, {}, "")]
 
 
+async def test_a_set_up_that_forks_and_returns_twice_is_one_worker():
+    children = []
+
+    def forks():
+        if child := os.fork():
+            children.append(os.waitpid(child, 0)[1])  # it has ended instead of serving
+
+    def of_parent(item):
+        return Score(item.sample, float(len(children)), {}, "")
+
+    class Forks(Each):
+        def set_up(self):
+            forks()
+
+    async with Pool(Forks(of_parent), "r", processes=1, timeout_seconds=10) as workers:
+        for name in "ab":
+            assert await workers.score([item(name)]) == [Score(name, 1.0, {}, "")]
+
+
 async def test_the_tries_of_few_samples_are_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(pool, "KEPT_TRIES", 2)
     monkeypatch.setattr(pool, "SET_UP_SECONDS", 0.05)

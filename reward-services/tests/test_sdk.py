@@ -163,6 +163,11 @@ def test_a_generator_is_no_reward(scorer):
         RewardEvaluator(scorer, "mine")
 
 
+def test_an_async_batch_is_no_generator():
+    with pytest.raises(ValueError, match="reward mine is a generator"):
+        RewardEvaluator(batch(_yields_async), "mine")
+
+
 def test_a_batch_may_be_a_generator():
     @batch
     def each(completion):

@@ -139,7 +139,7 @@ CHECKS: Mapping[str, Callable[..., bool]] = {
     ),
     "detectable_content:postscript": _postscript,
     "detectable_format:number_bullet_lists": lambda text, num_bullets: (
-        len(re.findall(r"^[^\S\n]*(?:\*(?!\*)|-(?![-\d]))[^\w\n]*\w.*$", text, re.MULTILINE)) == num_bullets
+        len(re.findall(r"^[^\S\n]*(?:\*(?!\*)|-(?![-\d]))[-* \t]*[^-*\s].*$", text, re.MULTILINE)) == num_bullets
     ),
     "detectable_format:constrained_response": lambda text: sum(option in text for option in OPTIONS) == 1,
     "detectable_format:number_highlighted_sections": _highlights,

@@ -89,7 +89,14 @@ def _validator(schema: str) -> Callable[[Any], Any]:
         parsed["$schema"] = "http://json-schema.org/draft-07/schema"
     try:
         validate: Callable[[Any], Any] = fastjsonschema.compile(parsed, formats=FORMATS, use_default=False)
-    except (fastjsonschema.JsonSchemaDefinitionException, TypeError, AttributeError, re.error, RecursionError) as error:
+    except (
+        fastjsonschema.JsonSchemaDefinitionException,
+        TypeError,
+        AttributeError,
+        re.error,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise ValueError(f"the schema cannot be used ({error}); correct it") from None
     return validate
 
@@ -111,7 +118,7 @@ def _check_keywords(schema: Any, path: str) -> None:
         )
         if not known:
             raise ValueError(f"{where} is not a keyword of JSON schema draft 7; correct or remove it")
-        if key == "format" and value not in ALL_FORMATS:
+        if key == "format" and (not isinstance(value, str) or value not in ALL_FORMATS):
             raise ValueError(f"{where} {value!r} is not checked; there are {', '.join(sorted(ALL_FORMATS))}")
         if key == "$ref" and not str(value).startswith("#"):
             raise ValueError(f"{where} refers to another document, {value!r}; copy it into $defs")

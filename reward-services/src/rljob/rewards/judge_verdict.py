@@ -19,7 +19,7 @@ _SCORES = tuple(
         r"\[\[([^\[\]]*)\]\]",
         r'"score"\s*:\s*"?([^",}\s]*)',
         rf"{_OF_THE_SCALE}\b(?:score|rating)\b[*_`]*\s*(?:[:=]|is)\s*[*_`]*\s*"
-        r"([-+]?[0-9][^\s*_`;!?)]*(?:\s*(?:/|\b(?:out of|or|to)\b|[-\u2013])\s*[0-9]+)?)",
+        r"([-+]?[0-9][^\s*_`;!?)]*(?:[ \t]*(?:/|\b(?:out of|or|to)\b|[-\u2013])[ \t]*[0-9]+)?)",
     )
 )
 _CHOICES = tuple(
@@ -49,7 +49,8 @@ def read_choice(reply: str) -> float | None:
 
 
 def _score(text: str, lowest: int, highest: int) -> float | None:
-    match = re.fullmatch(rf"({_NUMBER})[.,]?(?:\s*(?:/|out of)\s*([0-9]+))?", text, re.IGNORECASE)
+    """Return the score that a text is, without the punctuation behind it; None: it is none of the scale."""
+    match = re.fullmatch(rf"({_NUMBER})(?:\s*(?:/|out of)\s*([0-9]+))?", text.rstrip(".,:"), re.IGNORECASE)
     if match is None or (match[2] is not None and int(match[2]) != highest):
         return None
     score = float(match[1])

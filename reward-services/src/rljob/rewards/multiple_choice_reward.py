@@ -11,23 +11,33 @@ from rljob.api.rewards.kinds.multiple_choice import MultipleChoiceOptions, corre
 from rljob.api.tasks import Task
 from rljob.rewards.answer_text import BOX, TAG, ascii_digits, box_at, last_box, last_tag
 
-OPEN = r"(?:[\s*_`\"'($\[{:]|\\[(\[])*+"
-CLOSE = r"(?:[\s*_`\"')$\]}.]|\\[)\]])*"
+OPEN, CLOSE = r"[\s*_`\"'($\[{:\\]*", r"[\s*_`\"')$\]}.\\]*"
 WRAPPED = re.compile(r"\\(?:text|textbf|mathbf|mathrm|textrm|bf|rm)(?![A-Za-z])\s*")
-CHOICE = re.compile(rf"{OPEN}([A-Za-z]){CLOSE}")
+CHOICE = re.compile(rf"{OPEN}(?:(?:option|choice)\b{OPEN})?([A-Za-z]){CLOSE}", re.IGNORECASE)
 LABELLED = re.compile(r"\s*(?:\(([A-Z])\)|([A-Z])[).:])\s+\S[^\n]*")
 """A choice with its text: B) Paris. The text contains no other choice, which is checked apart."""
 OTHER = re.compile(r"(?:\(([A-Z])\)|(?:^|\s)([A-Z])[).:](?=\s)|\b(?:or|and)\s+\(?([A-Z])\b)")
-ANOTHER = r"\(?(?-i:[B-HJ-Z]|[AI](?!\s+[a-z]))\b"
-"""A further choice; not the article, nor the pronoun."""
 STATEMENT = re.compile(
-    r"\b(?:answer\s*+(?:is|:|=)?+(?:\s*+(?:choice|option)(?=[\s*(]))?|(?:choice|option)\s*+(?:is|:|=)"
-    r"|(?:choose|pick|select)\s++(?:choice|option)(?=[\s*(]))"
-    rf"{OPEN}(?:\\(?:text|textbf|mathbf)\{{\(?)?([A-Z])(?![A-Za-z'])"
-    r"(?!\s+(?:is|was)\s*(?:not\b|n't|wrong|false|incorrect))"
-    rf"(?!{CLOSE}(?:\?|(?:[,/&-]|\b(?:or|and)\b(?:\s+(?:maybe|perhaps|possibly|also|even))?)\s*{ANOTHER}))",
+    rf"\b(answer|choice|option)((?:\s*(?:is|=))?{OPEN})(?:(?:option|choice){OPEN})?"
+    r"(?:(?:text|textbf|mathbf)\{\(?)?([A-Z])(?![A-Za-z'])",
     re.IGNORECASE,
 )
+MARKS = r"[)*_`$}\\]*"
+SEVERAL = re.compile(
+    MARKS
+    + r"[ \t]*(?:[,/&-]|(?:or|and|to|through)\b)[ \t]*(?:(?:or|and|maybe|perhaps|possibly|even|also|option|choice)\s+)*"
+    r"[($*\\]*(?!I\s+[a-z])[A-Z]\b"
+)
+"""After a letter: another one."""
+QUESTION = re.compile(MARKS + r"\.?\s*\?")
+NEGATED = re.compile(
+    MARKS + r"\s+(?:(?:is|was|seems|looks|must\s+be|would\s+be)\s+(?:\w+ly\s+)?"
+    r"(?:not|incorrect|wrong|false|invalid|impossible|excluded|ruled\s+out|eliminated)\b"
+    r"|(?:isn't|wasn't|fails|cannot|can't|can\s+be\s+(?:excluded|ruled\s+out|eliminated))(?![a-z]))",
+    re.IGNORECASE,
+)
+EXPLAINED = re.compile(MARKS + r"\s+is\b(?!\s+(?:the\s+)?(?:correct|right|best|true|answer)\b)", re.IGNORECASE)
+"""After "option B": the sentence says something of this choice."""
 
 
 @deterministic
@@ -59,9 +69,8 @@ class MultipleChoiceReward:
             return letter_of(last_box(completion))
         if self._options.answer == "tag":
             return letter_of(last_tag(completion))
-        found = {start: letter_of(text) for start, text in _marked(completion)}
-        found |= {match.start(): match[1].upper() for match in STATEMENT.finditer(completion) if _is_letter(match)}
-        return found[max(found)] if found else letter_of(completion)
+        statements = _statements(completion)
+        return statements[-1] if statements else letter_of(completion)
 
 
 def letter_of(text: str | None) -> str | None:
@@ -85,6 +94,29 @@ def _marked(completion: str) -> list[tuple[int, str | None]]:
     return boxes + [(match.start(), match[1]) for match in TAG.finditer(completion)]
 
 
+def _statements(completion: str) -> list[str | None]:
+    """Return the choices of the statements in order; None for one that names several choices or withdraws the last one.
+
+    "Option B" states a choice only if no box, no tag and no "answer is B" does: explanations name options, too.
+    """
+    found: list[tuple[int, str | None, bool]] = [(start, letter_of(text), False) for start, text in _marked(completion)]
+    matches = [match for match in STATEMENT.finditer(completion) if _is_letter(match)]
+    clear = [match for match in matches if match[1].lower() == "answer" or re.search(r"is|[=:]", match[2], re.I)]
+    for match in clear if clear or found else matches:
+        end, letter = match.end(), match[3].upper()
+        if QUESTION.match(completion, end) or (match not in clear and EXPLAINED.match(completion, end)):
+            continue
+        negated = NEGATED.match(completion, end) is not None
+        found.append((match.start(), None if SEVERAL.match(completion, end) else letter, negated))
+    statements: list[str | None] = []
+    for _, choice, negated in sorted(found, key=lambda each: each[0]):
+        if not negated:
+            statements.append(choice)
+        elif statements and statements[-1] == choice:
+            statements.append(None)
+    return statements
+
+
 def _is_letter(match: re.Match[str]) -> bool:
     """Return whether the letter after "answer is" is a choice; «the answer is a prime» has the article."""
-    return match[1].isupper() or match[0][-2:-1] == "("
+    return match[3].isupper() or match[0][-2:-1] == "("

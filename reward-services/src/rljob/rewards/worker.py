@@ -76,7 +76,10 @@ def fork_worker(
         fork_from_parent()
         if memory_bytes is not None:
             _limit_memory(memory_bytes)
+        own = os.getpid()
         failure = _set_up(evaluator)
+        if os.getpid() != own:  # a process that the set-up has forked returned from it, too
+            os._exit(1)
         theirs.sendall(READY if failure is None else failure)
         if failure is None:
             serve(theirs, evaluator, seconds)

@@ -264,7 +264,7 @@ class TestsPeer(_Peer):
             result, raised, changed = self._ask("call", self._encode(function), codes, list(named))
             for place, code in changed:
                 if not isinstance(values[place], RemoteObject):
-                    replace_contents(values[place], self._decode(code))
+                    values[place] = replace_contents(values[place], self._decode(code))
             if raised is not None:
                 raise self._exception(*raised)
         except StopIteration:
