@@ -141,7 +141,7 @@ def test_a_program_writes_files_only_where_the_manifest_allows_it():
 BUSY = "while time.process_time() < 0.1: pass"
 
 
-@pytest.mark.parametrize("spend", [BUSY, "time.sleep(0.1)"])
+@pytest.mark.parametrize("spend", [BUSY, "time.sleep(1)"])
 def test_tests_after_the_time_of_a_sample_have_failed(spend):
     """Else a program could sleep until the sample is not scored, which is better than a score of 0."""
     reward = reward_of("stdio", credit="partial", sampleSeconds=0.05)

@@ -236,7 +236,7 @@ def fields_of(scorer: Any, name: str) -> tuple[str, ...]:
     """
     if not callable(scorer):
         raise ValueError(f"reward {name} is of type {type(scorer).__name__}, which is not callable; use a function")
-    if _is_generator(scorer, is_batch(scorer)):
+    if _is_generator(scorer):
         raise ValueError(f"reward {name} is a generator; return the score instead of yielding it")
     parameters = inspect.signature(scorer).parameters.values()
     by_name = [
@@ -254,9 +254,9 @@ def fields_of(scorer: Any, name: str) -> tuple[str, ...]:
     return tuple(parameter.name for parameter in by_name if parameter.name in FIELDS)
 
 
-def _is_generator(scorer: Any, batched: bool) -> bool:
+def _is_generator(scorer: Any) -> bool:
     """Return whether a scorer yields instead of returning; one that is not async may yield the scores of a batch."""
-    functions = (scorer, type(scorer).__call__)
+    functions, batched = (scorer, type(scorer).__call__), is_batch(scorer)
     return any(
         inspect.isasyncgenfunction(each) or (inspect.isgeneratorfunction(each) and not batched) for each in functions
     )

@@ -45,7 +45,7 @@ RELATION = r"(?:[<>]=?|\\(?:[gl](?:e|t|eqslant)|ll|gg|in|ni|propto|ne)(?![A-Za-z
 HALF = re.compile(rf"(?:^|\s){RELATION}\s*$|^\s*({RELATION})")
 """A relation that lacks a side: > 5."""
 MOST_PARTS = 50
-"""Of a chain that is an answer; reading more takes seconds."""
+"""Of a chain. A longer one is wrong, because reading it takes seconds."""
 STEPS = re.compile(
     r"\\(?:to|(?:long)?rightarrow|(?:Long)?[Rr]ightarrow|implies|iff|Leftrightarrow|mapsto|leadsto|therefore)(?![A-Za-z])"
     r"|[\u2190-\u21ff\u2234]"

@@ -104,7 +104,7 @@ def _statements(completion: str) -> list[str | None]:
     clear = [match for match in matches if match[1].lower() == "answer" or re.search(r"is|[=:]", match[2], re.I)]
     for match in clear if clear or found else matches:
         end, letter = match.end(), match[3].upper()
-        if QUESTION.match(completion, end) or (match not in clear and EXPLAINED.match(completion, end)):
+        if QUESTION.match(completion, end) or (not clear and EXPLAINED.match(completion, end)):
             continue
         negated = NEGATED.match(completion, end) is not None
         found.append((match.start(), None if SEVERAL.match(completion, end) else letter, negated))

@@ -76,13 +76,11 @@ def fork_worker(
         fork_from_parent()
         if memory_bytes is not None:
             _limit_memory(memory_bytes)
-        own = os.getpid()
+        send = _sender(theirs)
         failure = _set_up(evaluator)
-        if os.getpid() != own:  # a process that the set-up has forked returned from it, too
-            os._exit(1)
-        theirs.sendall(READY if failure is None else failure)
+        send(READY if failure is None else failure)
         if failure is None:
-            serve(theirs, evaluator, seconds)
+            serve(theirs, send, evaluator, seconds)
             os._exit(0)
     except BaseException:  # no exception may reach the copy of the service's event loop
         log.exception("a reward worker failed")
@@ -101,18 +99,26 @@ def _set_up(evaluator: Evaluator) -> bytes | None:
     return None
 
 
-def serve(connection: socket.socket, evaluator: Evaluator, seconds: float | None) -> None:
-    """Score samples until the other side closes the socket."""
+def _sender(connection: socket.socket) -> Callable[[bytes], None]:
+    """Return the function that sends the service a line. A process that the reward has forked, and that returned from
+    the reward, too, ends in it."""
     own = os.getpid()
 
-    def send(score: Score) -> None:
-        if os.getpid() != own:  # a process that the reward has forked returned from it, too
+    def send(line: bytes) -> None:
+        if os.getpid() != own:
             os._exit(1)
-        connection.sendall(_encoded(score) + b"\n")
+        connection.sendall(line)
 
+    return send
+
+
+def serve(
+    connection: socket.socket, send: Callable[[bytes], None], evaluator: Evaluator, seconds: float | None
+) -> None:
+    """Score samples until the other side closes the socket."""
     with connection.makefile("rb") as lines:
         for line in lines:
-            evaluator.score_all(_decoder.decode(line), send, seconds)
+            evaluator.score_all(_decoder.decode(line), lambda score: send(_encoded(score) + b"\n"), seconds)
 
 
 def _encoded(score: Score) -> bytes:

@@ -23,7 +23,8 @@ from rljob.rewards.sandbox.plain_data import decode, encode, replace_contents
 
 MAX_MESSAGE = 64 << 20
 STOPPED = "StopIteration"
-"""In place of this exception of the program: it would end a loop of the tests, and skip what they compare."""
+"""What a RemoteError says in place of a StopIteration of the program, which would end a loop of the tests, and skip
+what they compare."""
 ARGUMENT = "argument"
 """Tag of an argument or result of a call that is the argument at a place."""
 PROGRAM = 0
