@@ -74,6 +74,7 @@ def test_fuzzed_answers_score_nothing_and_raise_nothing(name: str) -> None:
 
 
 LONG = ["1" * 50_000, "\n" * 50_000, "answer" + " " * 50_000, "- " * 25_000, "(" * 50_000, "score: " * 7_000]
+LONG += ["\\boxed{" * 7_000, "\\boxed{" * 5_500 + "}" * 5_500]
 """Texts for which an expression that goes back needs the square of their length."""
 
 
@@ -88,4 +89,5 @@ def test_no_expression_goes_back_over_a_long_text(text: str) -> None:
             assert RewardEvaluator(scorer, name)(ScoreItem("s", "t", "", text, "stop", rows[0])).error == ""
     assert [read_score(text, 1, 10), read_choice(text)] == [None, None]
     assert not CHECKS["detectable_format:number_bullet_lists"](text, num_bullets=3)
+    assert not CHECKS["detectable_content:postscript"](text, postscript_marker="P.S.")
     assert time.process_time() - began < LONGEST_SECONDS

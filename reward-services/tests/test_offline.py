@@ -81,6 +81,12 @@ def test_what_a_reward_prints_is_no_score(tmp_path: Path) -> None:
     assert all(text in done.stderr for text in (b"import", b"init", b"set up", b"score"))
 
 
+def test_a_reward_reads_no_samples(tmp_path: Path) -> None:
+    module = "import sys\nread = sys.stdin.read()\ndef reward(completion): return float(len(read))"
+    done = checked(tmp_path, module, "reward", "2", "3")
+    assert [json.loads(line)["reward"] for line in done.stdout.splitlines()] == [0.0, 0.0], done.stderr
+
+
 def test_a_sample_waits_for_the_set_up_after_a_crash(tmp_path: Path) -> None:
     """What the service would have asked for later is asked for again, and a long set-up is logged."""
     done = checked(tmp_path, CRASHES, "Crashes", "a", "die", "b")

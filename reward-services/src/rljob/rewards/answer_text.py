@@ -33,6 +33,7 @@ SYMBOLS = {
 }
 """Character → LaTeX. The parser knows commands only."""
 BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+BRACE = re.compile(r"(?<!\\)[{}]")
 TOKEN = re.compile(r"-?\d+(?:\.\d+)?|\\[A-Za-z]+|[^\s{}]")
 EXPONENT = re.compile(r"(?<![\w.\\])(?:\d+\.?\d*|\.\d+)[eE][-+]?\d{1,3}(?!\w|[{^]|\.\d)")
 """A number with an exponent in the notation of Python and JSON."""
@@ -68,22 +69,34 @@ def latex_symbols(text: str) -> str:
 
 def last_box(text: str) -> str | None:
     """Return the content of the last ``\\boxed{…}`` or ``\\fbox{…}``; None if there is none, or it is not closed."""
-    ends = [match.end() for match in BOX.finditer(text)]
-    return box_at(text, ends[-1]) if ends else None
+    found = boxes(text)
+    return found[-1][1] if found else None
 
 
-def box_at(text: str, start: int) -> str | None:
-    """Return the content of the box whose command ends at ``start``; None if it is not closed. \\boxed7 holds 7."""
-    if not text.startswith("{", start):
-        token = TOKEN.match(text, start)
-        return token[0] if token else None
-    depth = 0
-    for i in range(start, len(text)):
-        if text[i] in "{}" and text[i - 1] != "\\":
-            depth += 1 if text[i] == "{" else -1
-        if not depth:
-            return text[start + 1 : i]
-    return None
+def boxes(text: str) -> list[tuple[int, str | None]]:
+    """Return the place of each ``\\boxed{…}`` and ``\\fbox{…}``, and its content; None if it is not closed or longer
+    than LONGEST_ANSWER. \\boxed7 holds 7."""
+    closed = _closing_braces(text)
+
+    def content(start: int) -> str | None:
+        if not text.startswith("{", start):
+            token = TOKEN.match(text, start)
+            return token[0] if token else None
+        end = closed.get(start)
+        return text[start + 1 : end] if end is not None and end - start <= LONGEST_ANSWER else None
+
+    return [(match.start(), content(match.end())) for match in BOX.finditer(text)]
+
+
+def _closing_braces(text: str) -> dict[int, int]:
+    """Return the place of the closing brace for the place of each opening one that has one."""
+    closed, opened = {}, []
+    for brace in BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif opened:
+            closed[opened.pop()] = brace.start()
+    return closed
 
 
 def last_tag(text: str) -> str | None:

@@ -79,7 +79,7 @@ def _postscript(text: str, postscript_marker: str) -> bool:
     letters = [letter for letter in postscript_marker if letter.isalpha()]
     spaced = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
     marker = spaced.get(postscript_marker, re.escape(postscript_marker))
-    return bool(letters) and re.search(rf"^\s*{marker}.*$", text, re.IGNORECASE | re.MULTILINE) is not None
+    return bool(letters) and re.search(rf"^[^\S\n]*{marker}.*$", text, re.IGNORECASE | re.MULTILINE) is not None
 
 
 def _highlights(text: str, num_highlights: int) -> bool:

@@ -19,7 +19,7 @@ _SCORES = tuple(
         r"\[\[([^\[\]]*)\]\]",
         r'"score"\s*:\s*"?([^",}\s]*)',
         rf"{_OF_THE_SCALE}\b(?:score|rating)\b[*_`]*\s*(?:[:=]|is)\s*[*_`]*\s*"
-        r"([-+]?[0-9][^\s*_`;!?)]*(?:[ \t]*(?:/|\b(?:out of|or|to)\b|[-\u2013])[ \t]*[0-9]+)?)",
+        r"([-+]?[0-9][^\s*_`;!?)<\u2014]*(?:[ \t]*(?:/|\b(?:out of|or|to)\b|[-\u2013])[ \t]*[0-9]+)?)",
     )
 )
 _CHOICES = tuple(
@@ -29,7 +29,8 @@ _CHOICES = tuple(
         r"\[\[([^\[\]]*)\]\]",
         r'"(?:better|winner)"\s*:\s*"([^"]*)"',
         r"\b(?:better|winner)\b[*_`]*\s*(?:[:=]|is)\s*[*_`]*\s*(?:response\s+)?"
-        r"((?:\b(?-i:[AB])\b|\b[ab](?=[\s*_`.]*$)|\btie\b)(?:\s*(?:/|,|\bor\b|\band\b)\s*(?:response\s+)?[AB]\b)?)",
+        r"((?:\b(?-i:[AB])\b|(?<=response )[ab]\b|\b[ab](?=[\s*_`.]*$)|\btie\b)"
+        r"(?:\s*(?:/|,|\bor\b|\band\b)\s*(?:response\s+)?[AB]\b(?!\s+(?:is|was|has|does|did|fails|lacks)\b))?)",
     )
 )
 """The first form is the tag. A small "a" is an article, unless the line ends with it."""

@@ -28,11 +28,12 @@ LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
 LATEX_AND_NUMBERS = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 FLOAT_DIGITS = 6
 RELATIVE = 1e-4  # of two numbers, one of them a float, that are equal in FLOAT_DIGITS decimals
-EQUALS = re.compile(r"(?<![\\<>!:])=(?!=)")
+EQUALS = re.compile(r"(?<![\\<>!:=])=(?!=)")
 UNEVALUATED = re.compile(
     r"!(?!=)|\\(?:int|iint|oint|sum|prod|lim|binom|dbinom|tbinom|choose|pmod|bmod|mod)(?![A-Za-z])"
 )
 """Operations that state a problem; the answer to it does not contain them, unless the gold answer does."""
+SUBSCRIPT = re.compile(r"_\{[^{}]*\}")
 SPACING = re.compile(r"(?<!\\)\\(?:[,;!: ]|left(?![A-Za-z])|right(?![A-Za-z]))")
 OPERATOR = re.compile(r"[-+*/^!=<>(]|\\[A-Za-z]+")
 NEGATIONS = re.compile(
@@ -41,7 +42,7 @@ NEGATIONS = re.compile(
     r"|(?:more|less|greater|fewer) than)\b"
 )
 """The answer is not, or not only, the value beside it, unless the gold answer says the same. \\\\ begins a new line."""
-RELATION = r"(?:[<>]=?|\\(?:[gl](?:e|t|eqslant)|ll|gg|in|ni|propto|ne)(?![A-Za-z]))"
+RELATION = r"(?:[<>]=?|\\(?:[gl](?:e|t|eqslant)|ll|gg|in|ni|propto|ne|gtrsim|lesssim|prec|succ)(?![A-Za-z]))"
 HALF = re.compile(rf"(?:^|\s){RELATION}\s*$|^\s*({RELATION})")
 """A relation that lacks a side: > 5."""
 MOST_PARTS = 50
@@ -50,6 +51,11 @@ STEPS = re.compile(
     r"\\(?:to|(?:long)?rightarrow|(?:Long)?[Rr]ightarrow|implies|iff|Leftrightarrow|mapsto|leadsto|therefore)(?![A-Za-z])"
     r"|[\u2190-\u21ff\u2234]"
 )
+JOINED = re.compile(
+    r"\\(?:equiv|cup|cap|mid|parallel|setminus|wedge|land|(?:sub|sup)set(?:eq)?|oplus|otimes|odot|prec|succ|doteq"
+    r"|[Ll]eftrightarrow|&|\|)(?![A-Za-z])|(?<!\^)(?<!\^\{)\\circ(?![A-Za-z])|==|(?<=\d)\s*\|\s*(?=\d)"
+)
+"""Between two formulas of which math-verify reads the last one. In an equation it is an operation: 2 \\oplus 3 = 5."""
 NEARLY = re.compile(r"\\(?:approx|sim|simeq|cong)(?![A-Za-z])|\u2248")
 """math-verify reads what is before it, but the last number of \\approx 6 \\approx 5."""
 WORD = re.compile(r"(?=.*[A-Z]|.{3})[A-Za-z]{2,}")
@@ -149,10 +155,16 @@ def _marks(formula: Parsed) -> str:
 
 
 def _restates(gold: str, answer: str, prompt: str) -> bool:
-    if any(mark not in gold for mark in UNEVALUATED.findall(answer)):
+    if any(mark not in gold for mark in UNEVALUATED.findall(_last_side(answer))):
         return True
     copied = _squeezed(answer)
     return bool(OPERATOR.search(copied)) and copied != _squeezed(gold) and _is_part(copied, prompt)
+
+
+def _last_side(text: str) -> str:
+    """Return what is behind the last = that is not in a subscript, for example of a sum."""
+    side = EQUALS.split(SUBSCRIPT.sub("", text))[-1]
+    return side if side.count("{") == side.count("}") else text
 
 
 def _is_part(text: str, prompt: str) -> bool:
@@ -207,6 +219,8 @@ def _wrong_chain(gold: Parsed, answer: Parsed) -> bool:
         return False
     if NEARLY.match(text) and len(NEARLY.findall(text)) > 1:
         return True
+    if not EQUALS.search(text):
+        text = JOINED.sub(r"\\to ", text)
     if not (EQUALS.search(text) or STEPS.search(text)):
         return False
     if len(EQUALS.findall(text)) + len(STEPS.findall(text)) > MOST_PARTS:

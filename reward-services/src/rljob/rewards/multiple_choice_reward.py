@@ -9,7 +9,7 @@ from typing import Any
 from rljob.api.rewards import deterministic
 from rljob.api.rewards.kinds.multiple_choice import MultipleChoiceOptions, correct_letter
 from rljob.api.tasks import Task
-from rljob.rewards.answer_text import BOX, TAG, ascii_digits, box_at, last_box, last_tag
+from rljob.rewards.answer_text import TAG, ascii_digits, boxes, last_box, last_tag
 
 OPEN, CLOSE = r"[\s*_`\"'($\[{:\\]*", r"[\s*_`\"')$\]}.\\]*"
 WRAPPED = re.compile(r"\\(?:text|textbf|mathbf|mathrm|textrm|bf|rm)(?![A-Za-z])\s*")
@@ -18,24 +18,24 @@ LABELLED = re.compile(r"\s*(?:\(([A-Z])\)|([A-Z])[).:])\s+\S[^\n]*")
 """A choice with its text: B) Paris. The text contains no other choice, which is checked apart."""
 OTHER = re.compile(r"(?:\(([A-Z])\)|(?:^|\s)([A-Z])[).:](?=\s)|\b(?:or|and)\s+\(?([A-Z])\b)")
 STATEMENT = re.compile(
-    rf"\b(answer|choice|option)((?:\s*(?:is|=))?{OPEN})(?:(?:option|choice){OPEN})?"
+    r"(?<!wrong )(?<!incorrect )(?<!false )\b"
+    rf"(answer|choice|option)((?:\s*(?:is|=))?{OPEN})(?:(?:option|choice){OPEN})?"
     r"(?:(?:text|textbf|mathbf)\{\(?)?([A-Z])(?![A-Za-z'])",
     re.IGNORECASE,
 )
 MARKS = r"[)*_`$}\\]*"
-SEVERAL = re.compile(
-    MARKS
-    + r"[ \t]*(?:[,/&-]|(?:or|and|to|through)\b)[ \t]*(?:(?:or|and|maybe|perhaps|possibly|even|also|option|choice)\s+)*"
-    r"[($*\\]*(?!I\s+[a-z])[A-Z]\b"
-)
-"""After a letter: another one."""
 QUESTION = re.compile(MARKS + r"\.?\s*\?")
 NEGATED = re.compile(
-    MARKS + r"\s+(?:(?:is|was|seems|looks|must\s+be|would\s+be)\s+(?:\w+ly\s+)?"
+    MARKS + r"\s+(?i:(?:is|was|seems|looks|must\s+be|would\s+be)\s+(?:\w+ly\s+)?"
     r"(?:not|incorrect|wrong|false|invalid|impossible|excluded|ruled\s+out|eliminated)\b"
-    r"|(?:isn't|wasn't|fails|cannot|can't|can\s+be\s+(?:excluded|ruled\s+out|eliminated))(?![a-z]))",
-    re.IGNORECASE,
+    r"|(?:isn't|wasn't|fails|cannot|can't|can\s+be\s+(?:excluded|ruled\s+out|eliminated))(?![a-z]))"
 )
+SEVERAL = re.compile(
+    MARKS + r"[ \t]*(?:[,/&+~-]|;?[ \t]*(?:or|and|to|through)\b)[ \t]*"
+    r"(?:(?:or|and|maybe|perhaps|possibly|even|also|option|choice)\s+)*"
+    rf"[($*\\]*(?!I\s+[a-z])[A-Z]\b(?!{NEGATED.pattern})"
+)
+"""After a letter: another one, of which the sentence does not say that it is wrong."""
 EXPLAINED = re.compile(MARKS + r"\s+is\b(?!\s+(?:the\s+)?(?:correct|right|best|true|answer)\b)", re.IGNORECASE)
 """After "option B": the sentence says something of this choice."""
 
@@ -90,8 +90,7 @@ def letter_of(text: str | None) -> str | None:
 
 
 def _marked(completion: str) -> list[tuple[int, str | None]]:
-    boxes = [(match.start(), box_at(completion, match.end())) for match in BOX.finditer(completion)]
-    return boxes + [(match.start(), match[1]) for match in TAG.finditer(completion)]
+    return boxes(completion) + [(match.start(), match[1]) for match in TAG.finditer(completion)]
 
 
 def _statements(completion: str) -> list[str | None]:

@@ -84,16 +84,17 @@ def main() -> int:
     """Print the scores, or why there are none; return the exit code."""
     start_logging("WARNING")
     escape_tracebacks()
-    with os.fdopen(os.dup(1), "wb") as output:
+    with os.fdopen(os.dup(0), "rb") as samples, os.fdopen(os.dup(1), "wb") as output, open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)  # the reward reads no samples
         os.dup2(2, 1)  # what the reward prints is no score
-        return _print_scores(output)
+        return _print_scores(samples, output)
 
 
-def _print_scores(output: BinaryIO) -> int:
+def _print_scores(samples: BinaryIO, output: BinaryIO) -> int:
     try:
         environment = read_environment()
         remove_token()
-        scores = asyncio.run(score_lines(environment.job.spec, reward_of(environment), sys.stdin.buffer))
+        scores = asyncio.run(score_lines(environment.job.spec, reward_of(environment), samples))
     except ValueError as error:
         output.write(str(error).encode(errors="backslashreplace"))
         return CONFIGURATION_ERROR
