@@ -246,6 +246,62 @@ def test_values_cross_between_tests_and_program(rewards: dict[str, CodeReward], 
     assert score(rewards["asserts"], [test], "def f(*_, **__): return None") == 0.0
 
 
+ERROR = """class Wrong(ValueError):
+    def __init__(self, code): self.code, self.where = code, {'line': code}
+    def __str__(self): return f'code {self.code}'
+def f(x): raise Wrong(x)
+"""
+OBJECT = """class Base: pass
+class f(Base):
+    def __init__(self, x): self.x = x
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "test"),
+    [
+        (
+            ERROR,
+            "try: f(7)\nexcept Wrong as e: assert (e.code, e.where, str(e)) == (7, {'line': 7}, 'code 7')\nelse: 1 / 0",
+        ),
+        ("def f(x): return int(x)", "try: f('a')\nexcept ValueError as e: assert \"'a'\" in str(e)\nelse: 1 / 0"),
+        (OBJECT, "assert vars(f(3)) == {'x': 3} and issubclass(f, Base) and not issubclass(Base, f)"),
+        (OBJECT, "a = f(3)\ndel a.x\nassert not hasattr(a, 'x') and vars(a) == {}"),
+        (
+            "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(x): return P(x, [P(1, 2)])",
+            "p = f(3)\nassert p.x == 3 and p.y[0].y == 2 and p == (3, [(1, 2)]) and p._asdict()['x'] == 3",
+        ),
+        ("def f(x): return x.fold", "import datetime\nassert f(datetime.datetime(2024, 10, 27, 2, fold=1)) == 1"),
+        ("def f(g): return g(1, b=2)", "assert f(lambda a, *, b: (a, b)) == (1, 2)"),
+        (
+            "g = None\ndef f(h):\n    global g\n    g, old = h, g\n    return g is old",
+            "def h(): pass\nassert f(h) in (0, 1) and f(h)",
+        ),
+        (
+            "def f(g):\n    try: g()\n    except KeyError as e: return e.args",
+            "def g(): raise KeyError('a')\nassert f(g) == ('a',)",
+        ),
+        ("def f(kind, x): return isinstance(x, kind)", "assert f(int, 3) and not f(str, 3) and f((int, str), '')"),
+        ("def f(kind):\n    try: [][0]\n    except kind: return 5", "assert f(IndexError) == 5"),
+        (
+            "import threading\nn, lock = 0, threading.Lock()\n"
+            "def f():\n    global n\n    with lock: n += 1\ndef count(): return n",
+            "import threading\nts = [threading.Thread(target=lambda: [f() for _ in range(30)]) for _ in range(4)]\n"
+            "for t in ts: t.start()\nfor t in ts: t.join()\nassert count() == 120",
+        ),
+        (
+            "import threading\ndef f(g):\n    ts = [threading.Thread(target=g, args=(i,)) for i in range(9)]\n"
+            "    for t in ts: t.start()\n    for t in ts: t.join()",
+            "got = []\nf(got.append)\nassert sorted(got) == list(range(9))",
+        ),
+    ],
+)
+def test_objects_exceptions_and_functions_cross(rewards: dict[str, CodeReward], program: str, test: str) -> None:
+    assert score(rewards["asserts"], [test], program) == 1.0
+    nothing = "class Wrong(Exception): pass\nclass Base: pass\ndef count(): return 0\ndef f(*_, **__): return None"
+    assert score(rewards["asserts"], [test], nothing) == 0.0
+
+
 STOPS = "class Box:\n    def __init__(self, x): pass\n" + "".join(
     f"    def {name}: raise StopIteration\n"
     for name in ("__getattr__(self, n)", "__getitem__(self, k)", "__len__(self)", "__str__(self)", "__bool__(self)")

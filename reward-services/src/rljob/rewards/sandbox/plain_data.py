@@ -1,15 +1,16 @@
 """Plain data as JSON, for the channel between the tests and the program: values and nothing that acts.
 
-Exact: integers of any length, floats bit for bit, tuples, sets, bytes, queues and the values of COPIED. Whatever else a
-program returns crosses as the number of an object that stays with the program. ``pickle`` and ``marshal`` would let the
-program act in the reader.
+Exact: integers of any length, floats bit for bit, tuples, named ones, sets, bytes, queues and values of COPIED.
+Whatever else a program returns crosses as the number of an object that stays with the program. ``pickle`` and
+``marshal`` would let the program act in the reader.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
-from collections import deque
+from collections import deque, namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,8 @@ def encode(value: Any, reference: Reference) -> Any:
     if isinstance(value, dict):
         items = dict.items(value)
         return ["d", [[encode(key, reference), encode(item, reference)] for key, item in items]]
+    if isinstance(value, tuple) and (fields := getattr(type(value), "_fields", None)):
+        return ["n", type(value).__name__, list(fields), [encode(item, reference) for item in tuple.__iter__(value)]]
     kinds: tuple[tuple[Any, str], ...] = ((list, "l"), (tuple, "t"), (set, "s"), (frozenset, "z"))
     for kind, tag in kinds:
         if isinstance(value, kind):
@@ -54,7 +57,7 @@ def encode(value: Any, reference: Reference) -> Any:
         return ["q", [encode(item, reference) for item in value], value.maxlen]
     name = type(value).__name__
     if name in COPIED and type(value) is getattr(sys.modules.get(COPIED[name]), name, None):
-        arguments = value.__reduce__()[1]
+        arguments = value.__reduce_ex__(4)[1]
         if all(isinstance(argument, (int, str, bytes)) for argument in arguments):  # not the time zone of a datetime
             return ["v", name, [encode(argument, reference) for argument in arguments]]
     return reference(value)
@@ -86,11 +89,18 @@ def decode(code: Any, resolve: Callable[[list[Any]], Any]) -> Any:
     if tag in ("l", "t", "s", "z"):
         kind = {"l": list, "t": tuple, "s": set, "z": frozenset}[tag]
         return kind(decode(item, resolve) for item in content)
+    if tag == "n":
+        return _named_tuple(content, tuple(code[2]))(*(decode(item, resolve) for item in code[3]))
     if tag == "q":
         return deque((decode(item, resolve) for item in content), code[2])
     if tag == "v":
         return getattr(importlib.import_module(COPIED[content]), content)(*(decode(each, resolve) for each in code[2]))
     return resolve(code)
+
+
+@functools.lru_cache(maxsize=256)
+def _named_tuple(name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
+    return namedtuple(name, fields)  # it checks the names
 
 
 def replace_contents(old: Any, new: Any) -> Any:

@@ -15,6 +15,7 @@ import operator
 import os
 import struct
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -27,6 +28,8 @@ STOPPED = "StopIteration"
 what they compare."""
 ARGUMENT = "argument"
 """Tag of an argument or result of a call that is the argument at a place."""
+TEXT = "_text"
+"""Attribute of an exception of a class of the program."""
 PROGRAM = 0
 """Number of the module of the program."""
 PLAIN_MODULES = (
@@ -50,6 +53,8 @@ class _Peer:
     def __init__(self, channel: int) -> None:
         self._channel = channel
         self._objects: list[Any] = []
+        self._asking = threading.RLock()
+        self._exceptions: dict[str, type[BaseException]] = {}
 
     def _reference(self, value: Any) -> list[Any]:
         for number, known in enumerate(self._objects):
@@ -59,20 +64,19 @@ class _Peer:
         return ["o", len(self._objects) - 1]
 
     def _ask(self, operation: str, *arguments: Any) -> Any:
-        """Send a request and return the answer, an encoded value.
+        """Send a request and return the answer, an encoded value. Other threads wait.
 
         Raises:
             EOFError: the other process has ended.
             Exception: that the other side raised.
         """
-        self._send({"do": operation, "with": arguments})
-        while True:
-            message = self._receive()
-            if "do" not in message:
-                if "raised" in message:
-                    raise self._exception(*message["raised"])
-                return message["answer"]
-            self._answer(message)
+        with self._asking:
+            self._send({"do": operation, "with": arguments})
+            while "do" in (message := self._receive()):
+                self._answer(message)
+        if "raised" in message:
+            raise self._exception(*message["raised"])
+        return message["answer"]
 
     def _answer(self, message: Mapping[str, Any]) -> None:
         try:
@@ -86,15 +90,37 @@ class _Peer:
         raise NotImplementedError
 
     def _described(self, error: BaseException) -> list[Any]:
-        """Return the names of its classes, the most special first, and its arguments."""
+        """Return the names of its classes, the most special first, its arguments, its attributes and its text."""
         try:
-            values = [encode(value, str) for value in error.args]
+            values = [self._encode(value) for value in error.args]
+            attributes = {str(name): self._encode(value) for name, value in vars(error).items()}
+            text = str(error)
         except Exception:  # noqa: BLE001 an object of the program that cannot be described
-            values = []
-        return [[kind.__name__ for kind in type(error).__mro__], values]
+            values, attributes, text = [], {}, ""
+        return [[kind.__name__ for kind in type(error).__mro__], values, attributes, text]
 
-    def _exception(self, names: list[str], values: list[Any]) -> BaseException:
-        return RemoteError(", ".join(names[:1]))
+    def _exception(self, names: list[str], values: list[Any], attributes: dict[str, Any], text: str) -> BaseException:
+        """Return an exception as :meth:`_described` describes it, of the first of the classes that this side has."""
+        kinds = (self._exceptions.get(name) or _builtin_exception(name) for name in names)
+        kind = next((kind for kind in kinds if kind), RemoteError)
+        try:
+            error = kind(*map(self._decode, values))
+        except Exception:  # noqa: BLE001 it takes other arguments
+            return RemoteError(str(names[0]))
+        vars(error).update({name: self._decode(code) for name, code in attributes.items() if not hasattr(kind, name)})
+        if kind in self._exceptions.values():
+            vars(error)[TEXT] = str(text)
+        return error
+
+    def _encode(self, value: Any) -> Any:
+        return encode(value, self._reference)
+
+    def _decode(self, code: Any) -> Any:
+        return decode(code, self._resolve)
+
+    def _resolve(self, code: list[Any]) -> Any:
+        """Return the value of a reference of the other side."""
+        raise NotImplementedError
 
     def _send(self, message: Any) -> None:
         try:
@@ -133,6 +159,7 @@ class ProgramPeer(_Peer):
     def __init__(self, channel: int, program: types.ModuleType) -> None:
         super().__init__(channel)
         self._objects.append(program)
+        self._callbacks: dict[int, _Callback] = {}
 
     def serve(self) -> None:
         """Answer requests until the other side ends."""
@@ -174,9 +201,6 @@ class ProgramPeer(_Peer):
         after = [code if _is_argument(code) else self._encode(value) for code, value in zip(codes, values, strict=True)]
         return [result, raised, [[place, code] for place, code in enumerate(after) if code != codes[place]]]
 
-    def _encode(self, value: Any) -> Any:
-        return encode(value, self._reference)
-
     def _reference(self, value: Any) -> list[Any]:
         if isinstance(value, _Callback):
             return ["callback", value.number]
@@ -186,15 +210,17 @@ class ProgramPeer(_Peer):
             return ["exception", [kind.__name__ for kind in value.__mro__], super()._reference(value)[1]]
         return super()._reference(value)
 
-    def _decode(self, code: Any) -> Any:
-        return decode(code, self._resolve)
-
     def _resolve(self, code: list[Any]) -> Any:
-        return self._objects[code[1]] if code[0] == "o" else _Callback(self, code[1])
+        if code[0] == "o":
+            return self._objects[code[1]]
+        if code[0] == "python":
+            return getattr(importlib.import_module(code[1]), code[2])
+        return self._callbacks.setdefault(code[1], _Callback(self, code[1]))
 
-    def call_back(self, number: int, values: tuple[Any, ...]) -> Any:
+    def call_back(self, number: int, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Call function ``number`` of the tests."""
-        return self._decode(self._ask("callback", number, [self._encode(value) for value in values]))
+        codes = [self._encode(value) for value in (*values, *named.values())]
+        return self._decode(self._ask("callback", number, codes, list(named)))
 
 
 class _Callback:
@@ -204,8 +230,8 @@ class _Callback:
         self.peer = peer
         self.number = number
 
-    def __call__(self, *values: Any) -> Any:
-        return self.peer.call_back(self.number, values)
+    def __call__(self, *values: Any, **named: Any) -> Any:
+        return self.peer.call_back(self.number, values, named)
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -222,7 +248,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "shown": repr,
     "hash": hash,
     "equal": lambda a, b: bool(a == b),
+    "delete": delattr,
     "instance": isinstance,
+    "subclass": issubclass,
 }
 
 
@@ -233,7 +261,6 @@ class TestsPeer(_Peer):
 
     def __init__(self, channel: int) -> None:
         super().__init__(channel)
-        self._exceptions: dict[str, type[BaseException]] = {}
         self._remote: dict[int, RemoteObject] = {}
 
     def names(self) -> dict[str, Any]:
@@ -275,21 +302,21 @@ class TestsPeer(_Peer):
     def _do(self, operation: str, *arguments: Any) -> Any:
         if operation != "callback":
             raise PermissionError(operation)
-        number, values = arguments
-        return self._encode(self._objects[number](*(self._decode(value) for value in values)))
-
-    def _encode(self, value: Any) -> Any:
-        return encode(value, self._reference)
+        number, codes, names = arguments
+        values = [self._decode(code) for code in codes]
+        positional = len(values) - len(names)
+        named = dict(zip(map(str, names), values[positional:], strict=True))
+        return self._encode(self._objects[number](*values[:positional], **named))
 
     def _reference(self, value: Any) -> list[Any]:
         if isinstance(value, RemoteObject):
             return ["o", object.__getattribute__(value, "_number")]
         if not callable(value):
             raise TypeError(f"tests can pass plain data and functions to the program, not {type(value).__name__}")
+        module, name = getattr(value, "__module__", None), getattr(value, "__name__", "")
+        if module in ("builtins", *PLAIN_MODULES) and getattr(sys.modules.get(module), name, None) is value:
+            return ["python", module, name]
         return ["callback", super()._reference(value)[1]]
-
-    def _decode(self, code: Any) -> Any:
-        return decode(code, self._resolve)
 
     def _resolve(self, code: list[Any]) -> Any:
         if code[0] == "o":
@@ -310,16 +337,13 @@ class TestsPeer(_Peer):
         if names[0] == base.__name__:
             return base
         if names[0] not in self._exceptions:
-            self._exceptions[names[0]] = type(names[0], (base,), {})
+            self._exceptions[names[0]] = type(names[0], (base,), {"__str__": _text_of})
         return self._exceptions[names[0]]
 
-    def _exception(self, names: list[str], values: list[Any]) -> BaseException:
-        kinds = (self._exceptions.get(name) or _builtin_exception(name) for name in names)
-        kind = next((kind for kind in kinds if kind), None)
-        try:
-            return (kind or RemoteError)(*(self._decode(value) for value in values))
-        except Exception:  # noqa: BLE001 it takes other arguments
-            return RemoteError(str(names[0]))
+
+def _text_of(error: BaseException) -> str:
+    """Return the text that the program gives its exception."""
+    return vars(error)[TEXT] if TEXT in vars(error) else super(type(error), error).__str__()
 
 
 def _builtin_exception(name: str) -> type[BaseException] | None:
@@ -365,12 +389,15 @@ class RemoteObject:
         object.__setattr__(self, "_number", number)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(("__", "pytest", "_pytest")) and name not in ("__name__", "__doc__"):
+        if name.startswith(("__", "pytest", "_pytest")) and name not in ("__name__", "__doc__", "__dict__"):
             raise AttributeError(name)
         return self._peer.do("get", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._peer.do("set", self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._peer.do("delete", self, name)
 
     def __call__(self, *values: Any, **named: Any) -> Any:
         return self._peer.call(self, values, named)
@@ -418,6 +445,9 @@ class RemoteObject:
 
     def __instancecheck__(self, instance: object) -> bool:
         return isinstance(instance, RemoteObject) and self._peer.do("instance", instance, self) is True
+
+    def __subclasscheck__(self, other: object) -> bool:
+        return isinstance(other, RemoteObject) and self._peer.do("subclass", other, self) is True
 
     def __enter__(self) -> Any:
         return self._peer.call(self._peer.do("get", self, "__enter__"), (), {})
