@@ -1,9 +1,11 @@
 """A run that continues in the background, and the commands that look at it: status, logs, stop."""
 
+import itertools
 import json
 import os
 import signal
 import time
+import types
 
 import pytest
 
@@ -12,6 +14,7 @@ from e2e.fakes.fork_server import rljob_command
 from rljob.api.job_status import CheckpointStatus
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
+from rljob.local import stop
 from rljob.local.run_directory import RunDirectory
 from rljob.local.snapshot import take_snapshot
 from rljob.local.snapshot_view import plain_lines
@@ -60,8 +63,18 @@ def test_a_detached_run_continues_after_the_command_has_said_how_to_watch_and_st
     )
 
 
-def test_stop_now_does_not_wait_for_a_checkpoint(detached):
+def test_stop_now_does_not_wait_for_a_checkpoint(detached, monkeypatch):
+    """Also if the run gets no CPU before both signals were sent."""
     os.kill(detached.wait_for("coordinator", "started")["pid"], signal.SIGSTOP)
+    pid, polls = RunDirectory(detached.directory).pid(), itertools.count(1)
+    os.kill(pid, signal.SIGSTOP)
+
+    def sleep(seconds):
+        if next(polls) == 3:
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(seconds)
+
+    monkeypatch.setattr(stop, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     code, out, err = detached.rljob("stop", "--now", detached.directory)
     assert (code, err) == (0, "")
     assert out == "interrupted; rljob run resumes it\n"

@@ -35,14 +35,13 @@ def end(directory: RunDirectory, now: bool) -> None:
         raise CliError(f"{directory.path / 'lock'} does not contain the run's process id; stop the run in its terminal")
     grace = COMPONENT_SECONDS if now else COMPONENT_SECONDS + directory.job().spec.suspend_grace_seconds + GRACE_SECONDS
     deadline = time.monotonic() + grace
-    for _ in range(2 if now else 1):
+    for number in (signal.SIGTERM, signal.SIGINT) if now else (signal.SIGTERM,):  # equal ones could be merged into one
         try:
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, number)
         except ProcessLookupError:
             break  # it has already ended
         except PermissionError:
             raise CliError(f"process {pid} is another user's run; ask them to stop it", 2) from None
-        time.sleep(POLL_SECONDS)  # so that two signals are not merged into one
     while directory.running():
         if time.monotonic() > deadline:
             raise CliError(f"the run in {directory.path} (process {pid}) does not end; try rljob stop --now")
