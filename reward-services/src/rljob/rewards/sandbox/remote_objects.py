@@ -15,8 +15,8 @@ import operator
 import os
 import struct
 import sys
-import threading
 import types
+from _thread import RLock
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -53,7 +53,7 @@ class _Peer:
     def __init__(self, channel: int) -> None:
         self._channel = channel
         self._objects: list[Any] = []
-        self._asking = threading.RLock()
+        self._asking = RLock()  # not of threading, whose import slows every fork of the zygote
         self._exceptions: dict[str, type[BaseException]] = {}
 
     def _reference(self, value: Any) -> list[Any]:
