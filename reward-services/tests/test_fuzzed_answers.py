@@ -75,6 +75,7 @@ def test_fuzzed_answers_score_nothing_and_raise_nothing(name: str) -> None:
 
 LONG = ["1" * 50_000, "\n" * 50_000, "answer" + " " * 50_000, "- " * 25_000, "(" * 50_000, "score: " * 7_000]
 LONG += ["\\boxed{" * 7_000, "\\boxed{" * 5_500 + "}" * 5_500]
+LONG += [text + " " * 50_000 + "x" for text in ("The answer is Z", "score:", "winner is")]
 """Texts for which an expression that goes back needs the square of their length."""
 
 

@@ -450,7 +450,8 @@ async def test_daemons_that_have_ended_leave_no_zombie_while_their_worker_lives(
         found = []
         for each in parent.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):  # it is reaped now
-                found += [each] * (each.status() == psutil.STATUS_ZOMBIE)
+                if each.status() == psutil.STATUS_ZOMBIE:
+                    found.append(each)
         return found
 
     async with Pool(Each(starts), "r", processes=1, timeout_seconds=10) as pool:

@@ -68,7 +68,7 @@ def latex_symbols(text: str) -> str:
 
 
 def last_box(text: str) -> str | None:
-    """Return the content of the last ``\\boxed{…}`` or ``\\fbox{…}``; None if there is none, or it is not closed."""
+    """Return the content of the last of the :func:`boxes`; None if there is none, or it has none."""
     found = boxes(text)
     return found[-1][1] if found else None
 
@@ -83,7 +83,7 @@ def boxes(text: str) -> list[tuple[int, str | None]]:
             token = TOKEN.match(text, start)
             return token[0] if token else None
         end = closed.get(start)
-        return text[start + 1 : end] if end is not None and end - start <= LONGEST_ANSWER else None
+        return text[start + 1 : end] if end is not None and end - start - 1 <= LONGEST_ANSWER else None
 
     return [(match.start(), content(match.end())) for match in BOX.finditer(text)]
 

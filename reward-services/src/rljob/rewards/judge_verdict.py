@@ -18,7 +18,7 @@ _SCORES = tuple(
         r"<score>([^<]*)</score>",
         r"\[\[([^\[\]]*)\]\]",
         r'"score"\s*:\s*"?([^",}\s]*)',
-        rf"{_OF_THE_SCALE}\b(?:score|rating)\b[*_`]*\s*(?:[:=]|is)\s*[*_`]*\s*"
+        rf"{_OF_THE_SCALE}\b(?:score|rating)\b[*_`]*\s*(?:[:=]|is)\s*+[*_`]*+\s*+"
         r"([-+]?[0-9][^\s*_`;!?)<\u2014]*(?:[ \t]*(?:/|\b(?:out of|or|to)\b|[-\u2013])[ \t]*[0-9]+)?)",
     )
 )
@@ -28,7 +28,7 @@ _CHOICES = tuple(
         r"<better>([^<]*)</better>",
         r"\[\[([^\[\]]*)\]\]",
         r'"(?:better|winner)"\s*:\s*"([^"]*)"',
-        r"\b(?:better|winner)\b[*_`]*\s*(?:[:=]|is)\s*[*_`]*\s*(?:response\s+)?"
+        r"\b(?:better|winner)\b[*_`]*\s*(?:[:=]|is)\s*+[*_`]*+\s*+(?:response\s+)?"
         r"((?:\b(?-i:[AB])\b|(?<=response )[ab]\b|\b[ab](?=[\s*_`.]*$)|\btie\b)"
         r"(?:\s*(?:/|,|\bor\b|\band\b)\s*(?:response\s+)?[AB]\b(?!\s+(?:is|was|has|does|did|fails|lacks)\b))?)",
     )

@@ -33,7 +33,7 @@ UNEVALUATED = re.compile(
     r"!(?!=)|\\(?:int|iint|oint|sum|prod|lim|binom|dbinom|tbinom|choose|pmod|bmod|mod)(?![A-Za-z])"
 )
 """Operations that state a problem; the answer to it does not contain them, unless the gold answer does."""
-SUBSCRIPT = re.compile(r"_\{[^{}]*\}")
+LATEX_SUBSCRIPT = re.compile(r"_\{[^{}]*\}")
 SPACING = re.compile(r"(?<!\\)\\(?:[,;!: ]|left(?![A-Za-z])|right(?![A-Za-z]))")
 OPERATOR = re.compile(r"[-+*/^!=<>(]|\\[A-Za-z]+")
 NEGATIONS = re.compile(
@@ -53,7 +53,7 @@ STEPS = re.compile(
 )
 JOINED = re.compile(
     r"\\(?:equiv|cup|cap|mid|parallel|setminus|wedge|land|(?:sub|sup)set(?:eq)?|oplus|otimes|odot|prec|succ|doteq"
-    r"|[Ll]eftrightarrow|&|\|)(?![A-Za-z])|(?<!\^)(?<!\^\{)\\circ(?![A-Za-z])|==|(?<=\d)\s*\|\s*(?=\d)"
+    r"|leftrightarrow|&|\|)(?![A-Za-z])|(?<!\^)(?<!\^\{)\\circ(?![A-Za-z])|==|(?<=\d)\s*\|\s*(?=\d)"
 )
 """Between two formulas of which math-verify reads the last one. In an equation it is an operation: 2 \\oplus 3 = 5."""
 NEARLY = re.compile(r"\\(?:approx|sim|simeq|cong)(?![A-Za-z])|\u2248")
@@ -163,7 +163,7 @@ def _restates(gold: str, answer: str, prompt: str) -> bool:
 
 def _last_side(text: str) -> str:
     """Return what is behind the last = that is not in a subscript, for example of a sum."""
-    side = EQUALS.split(SUBSCRIPT.sub("", text))[-1]
+    side = EQUALS.split(LATEX_SUBSCRIPT.sub("", text))[-1]
     return side if side.count("{") == side.count("}") else text
 
 
@@ -221,9 +221,10 @@ def _wrong_chain(gold: Parsed, answer: Parsed) -> bool:
         return True
     if not EQUALS.search(text):
         text = JOINED.sub(r"\\to ", text)
-    if not (EQUALS.search(text) or STEPS.search(text)):
+    parts = len(EQUALS.findall(text)) + len(STEPS.findall(text))
+    if not parts:
         return False
-    if len(EQUALS.findall(text)) + len(STEPS.findall(text)) > MOST_PARTS:
+    if parts > MOST_PARTS:
         return True
     steps = [_numbers(step) for step in STEPS.split(text)]
     alone = [step[0] for step in steps[:-1] if len(step) == 1]

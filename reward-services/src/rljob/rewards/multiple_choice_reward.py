@@ -31,7 +31,7 @@ NEGATED = re.compile(
     r"|(?:isn't|wasn't|fails|cannot|can't|can\s+be\s+(?:excluded|ruled\s+out|eliminated))(?![a-z]))"
 )
 SEVERAL = re.compile(
-    MARKS + r"[ \t]*(?:[,/&+~-]|;?[ \t]*(?:or|and|to|through)\b)[ \t]*"
+    MARKS + r"[ \t]*(?:[,/&+~-]|(?:;[ \t]*)?(?:or|and|to|through)\b)[ \t]*"
     r"(?:(?:or|and|maybe|perhaps|possibly|even|also|option|choice)\s+)*"
     rf"[($*\\]*(?!I\s+[a-z])[A-Z]\b(?!{NEGATED.pattern})"
 )
