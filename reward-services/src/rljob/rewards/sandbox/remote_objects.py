@@ -1,4 +1,4 @@
-"""The channel between the tests and the program, which are two processes: calls with plain data.
+"""The tests' end of the channel to the program: its functions, classes and objects.
 
 The tests hold a :class:`RemoteObject` for each function, class and object of the program. What the tests ask of it is
 done in the program's process. A remote object is never equal to plain data, has no order and no arithmetic, because the
@@ -10,28 +10,27 @@ from __future__ import annotations
 
 import builtins
 import importlib
-import json
 import operator
-import os
-import struct
 import sys
 import types
-from _thread import RLock
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from rljob.rewards.sandbox.plain_data import decode, encode, replace_contents
+from rljob.rewards.sandbox.call_channel import (
+    ARGUMENT,
+    PROGRAM,
+    TEXT,
+    ChannelPeer,
+    RemoteError,
+    applied,
+    builtin_exception,
+    is_argument,
+)
+from rljob.rewards.sandbox.plain_data import replace_contents
 
-MAX_MESSAGE = 64 << 20
 STOPPED = "StopIteration"
 """What a RemoteError says in place of a StopIteration of the program, which would end a loop of the tests, and skip
 what they compare."""
-ARGUMENT = "argument"
-"""Tag of an argument or result of a call that is the argument at a place."""
-TEXT = "_text"
-"""Attribute of an exception of a class of the program."""
-PROGRAM = 0
-"""Number of the module of the program."""
 PLAIN_MODULES = (
     *("bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "json"),
     *("math", "operator", "random", "re", "statistics", "string", "typing"),
@@ -39,222 +38,7 @@ PLAIN_MODULES = (
 """Modules that tests may use although only the program imports them; the tests get the real ones."""
 
 
-def _is_argument(code: Any) -> bool:
-    return isinstance(code, list) and code[0] == ARGUMENT
-
-
-class RemoteError(Exception):
-    """An exception of the program that has no counterpart in the tests."""
-
-
-class _Peer:
-    """One end of the channel. Each side answers requests of the other one while it waits for an answer of its own."""
-
-    def __init__(self, channel: int) -> None:
-        self._channel = channel
-        self._objects: list[Any] = []
-        self._asking = RLock()  # not of threading, whose import slows every fork of the zygote
-        self._exceptions: dict[str, type[BaseException]] = {}
-
-    def _reference(self, value: Any) -> list[Any]:
-        for number, known in enumerate(self._objects):
-            if known is value:
-                return ["o", number]
-        self._objects.append(value)
-        return ["o", len(self._objects) - 1]
-
-    def _ask(self, operation: str, *arguments: Any) -> Any:
-        """Send a request and return the answer, an encoded value. Other threads wait.
-
-        Raises:
-            EOFError: the other process has ended.
-            Exception: that the other side raised.
-        """
-        with self._asking:
-            self._send({"do": operation, "with": arguments})
-            while "do" in (message := self._receive()):
-                self._answer(message)
-        if "raised" in message:
-            raise self._exception(*message["raised"])
-        return message["answer"]
-
-    def _answer(self, message: Mapping[str, Any]) -> None:
-        try:
-            answer = {"answer": self._do(message["do"], *message["with"])}
-        except BaseException as error:  # noqa: BLE001 the other side gets it
-            answer = {"raised": self._described(error)}
-        self._send(answer)
-
-    def _do(self, operation: str, *arguments: Any) -> Any:
-        """Return the answer to a message. Each of the two sides has its own operations."""
-        raise NotImplementedError
-
-    def _described(self, error: BaseException) -> list[Any]:
-        """Return the names of its classes, the most special first, its arguments, its attributes and its text."""
-        try:
-            values = [self._encode(value) for value in error.args]
-            attributes = {str(name): self._encode(value) for name, value in vars(error).items()}
-            text = str(error)
-        except Exception:  # noqa: BLE001 an object of the program that cannot be described
-            values, attributes, text = [], {}, ""
-        return [[kind.__name__ for kind in type(error).__mro__], values, attributes, text]
-
-    def _exception(self, names: list[str], values: list[Any], attributes: dict[str, Any], text: str) -> BaseException:
-        """Return an exception as :meth:`_described` describes it, of the first of the classes that this side has."""
-        kinds = (self._exceptions.get(name) or _builtin_exception(name) for name in names)
-        kind = next((kind for kind in kinds if kind), RemoteError)
-        try:
-            error = kind(*map(self._decode, values))
-        except Exception:  # noqa: BLE001 it takes other arguments
-            return RemoteError(str(names[0]))
-        vars(error).update({name: self._decode(code) for name, code in attributes.items() if not hasattr(kind, name)})
-        if kind in self._exceptions.values():
-            vars(error)[TEXT] = str(text)
-        return error
-
-    def _encode(self, value: Any) -> Any:
-        return encode(value, self._reference)
-
-    def _decode(self, code: Any) -> Any:
-        return decode(code, self._resolve)
-
-    def _resolve(self, code: list[Any]) -> Any:
-        """Return the value of a reference of the other side."""
-        raise NotImplementedError
-
-    def _send(self, message: Any) -> None:
-        try:
-            data = json.dumps(message).encode()
-        except (ValueError, RecursionError) as error:
-            data = json.dumps({"raised": self._described(error)}).encode()
-        view = memoryview(struct.pack("!I", len(data)) + data)
-        while view:
-            view = view[os.write(self._channel, view) :]
-
-    def _receive(self) -> dict[str, Any]:
-        (length,) = struct.unpack("!I", self._read(4))
-        if length > MAX_MESSAGE:
-            raise EOFError("the other process sends too much")
-        message = json.loads(self._read(length))
-        if not isinstance(message, dict):
-            raise EOFError("the other process sends something else")
-        return message
-
-    def _read(self, length: int) -> bytes:
-        parts = []
-        while length:
-            part = os.read(self._channel, min(length, 1 << 20))
-            if not part:
-                raise EOFError("the other process has ended")
-            parts.append(part)
-            length -= len(part)
-        return b"".join(parts)
-
-
-class ProgramPeer(_Peer):
-    """The program's end. ``failure``: the exception that ended the program, which every request then gets."""
-
-    failure: BaseException | None = None
-
-    def __init__(self, channel: int, program: types.ModuleType) -> None:
-        super().__init__(channel)
-        self._objects.append(program)
-        self._callbacks: dict[int, _Callback] = {}
-
-    def serve(self) -> None:
-        """Answer requests until the other side ends."""
-        while True:
-            try:
-                message = self._receive()
-            except EOFError:
-                return
-            self._answer(message)
-
-    def _do(self, operation: str, *arguments: Any) -> Any:
-        if self.failure is not None:
-            raise self.failure
-        if operation == "names":
-            names = list(vars(self._objects[PROGRAM]).items())
-            return [[name, self._encode(value)] for name, value in names if not name.startswith("__")]
-        if operation == "call":
-            return self._call(*arguments)
-        values = [self._decode(argument) for argument in arguments]
-        return self._encode(OPERATIONS[operation](*values))
-
-    def _call(self, function: Any, codes: list[Any], names: list[str]) -> list[Any]:
-        """Call a function with positional arguments, and with those of ``names`` at the end of ``codes``.
-
-        Returns:
-            The result, the exception in its place, and the arguments that the call has changed, by place.
-        """
-        values: list[Any] = []
-        for code in codes:
-            values.append(values[code[1]] if _is_argument(code) else self._decode(code))
-        positional = len(values) - len(names)
-        result, raised = None, None
-        try:
-            found = self._decode(function)(*values[:positional], **dict(zip(names, values[positional:], strict=True)))
-            place = next((place for place, value in enumerate(values) if value is found), None)
-            result = self._encode(found) if place is None else [ARGUMENT, place]
-        except BaseException as error:  # noqa: BLE001 the other side gets it
-            raised = self._described(error)
-        after = [code if _is_argument(code) else self._encode(value) for code, value in zip(codes, values, strict=True)]
-        return [result, raised, [[place, code] for place, code in enumerate(after) if code != codes[place]]]
-
-    def _reference(self, value: Any) -> list[Any]:
-        if isinstance(value, _Callback):
-            return ["callback", value.number]
-        if isinstance(value, types.ModuleType) and value is not self._objects[PROGRAM]:
-            return ["module", value.__name__]
-        if isinstance(value, type) and issubclass(value, BaseException):
-            return ["exception", [kind.__name__ for kind in value.__mro__], super()._reference(value)[1]]
-        return super()._reference(value)
-
-    def _resolve(self, code: list[Any]) -> Any:
-        if code[0] == "o":
-            return self._objects[code[1]]
-        if code[0] == "python":
-            return getattr(importlib.import_module(code[1]), code[2])
-        return self._callbacks.setdefault(code[1], _Callback(self, code[1]))
-
-    def call_back(self, number: int, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Call function ``number`` of the tests."""
-        codes = [self._encode(value) for value in (*values, *named.values())]
-        return self._decode(self._ask("callback", number, codes, list(named)))
-
-
-class _Callback:
-    """A function of the tests, in the program's process."""
-
-    def __init__(self, peer: ProgramPeer, number: int) -> None:
-        self.peer = peer
-        self.number = number
-
-    def __call__(self, *values: Any, **named: Any) -> Any:
-        return self.peer.call_back(self.number, values, named)
-
-
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    "get": getattr,
-    "set": setattr,
-    "item": operator.getitem,
-    "set_item": operator.setitem,
-    "delete_item": operator.delitem,
-    "length": len,
-    "iterate": iter,
-    "next": next,
-    "true": bool,
-    "text": str,
-    "shown": repr,
-    "hash": hash,
-    "equal": lambda a, b: bool(a == b),
-    "delete": delattr,
-    "instance": isinstance,
-    "subclass": issubclass,
-}
-
-
-class TestsPeer(_Peer):
+class TestsPeer(ChannelPeer):
     """The tests' end. What it receives comes from a hostile program."""
 
     __test__ = False  # no class of pytest
@@ -297,16 +81,13 @@ class TestsPeer(_Peer):
                 raise self._exception(*raised)
         except StopIteration:
             raise RemoteError(STOPPED) from None
-        return values[result[1]] if _is_argument(result) else self._decode(result)
+        return values[result[1]] if is_argument(result) else self._decode(result)
 
     def _do(self, operation: str, *arguments: Any) -> Any:
         if operation != "callback":
             raise PermissionError(operation)
         number, codes, names = arguments
-        values = [self._decode(code) for code in codes]
-        positional = len(values) - len(names)
-        named = dict(zip(map(str, names), values[positional:], strict=True))
-        return self._encode(self._objects[number](*values[:positional], **named))
+        return self._encode(applied(self._objects[number], [self._decode(code) for code in codes], names))
 
     def _reference(self, value: Any) -> list[Any]:
         if isinstance(value, RemoteObject):
@@ -333,7 +114,7 @@ class TestsPeer(_Peer):
 
     def _exception_class(self, names: list[str]) -> type[BaseException]:
         """Return a class of the tests' own for a class of the program."""
-        base = next((found for name in names if (found := _builtin_exception(name))), Exception)
+        base = next((found for name in names if (found := builtin_exception(name))), Exception)
         if names[0] == base.__name__:
             return base
         if names[0] not in self._exceptions:
@@ -344,12 +125,6 @@ class TestsPeer(_Peer):
 def _text_of(error: BaseException) -> str:
     """Return the text that the program gives its exception."""
     return vars(error)[TEXT] if TEXT in vars(error) else super(type(error), error).__str__()
-
-
-def _builtin_exception(name: str) -> type[BaseException] | None:
-    found = getattr(builtins, str(name), None)
-    usable = isinstance(found, type) and issubclass(found, (Exception, SystemExit))
-    return found if usable else None
 
 
 class _RemoteModule(types.ModuleType):

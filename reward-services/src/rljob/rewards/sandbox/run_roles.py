@@ -16,7 +16,8 @@ import types
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from rljob.rewards.sandbox.remote_objects import ProgramPeer, TestsPeer, is_other_module
+from rljob.rewards.sandbox.program_peer import ProgramPeer
+from rljob.rewards.sandbox.remote_objects import TestsPeer, is_other_module
 
 SOURCE, CHANNEL = 3, 4
 REHEARSALS = 20
