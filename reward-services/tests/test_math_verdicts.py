@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rljob.api.rewards.kinds.mathematics import MathOptions
+from rljob.rewards.answer_text import LONGEST_ANSWER
 from rljob.rewards.math_reward import MathReward
 
 
@@ -161,3 +162,8 @@ def test_a_wrong_answer_that_holds_the_right_value_scores_0(gold: str, answer: s
 @pytest.mark.parametrize(("gold", "answer"), RIGHT)
 def test_a_right_answer_in_another_form_scores_1(gold: str, answer: str) -> None:
     assert score(gold, answer) == 1.0
+
+
+@pytest.mark.parametrize(("characters", "reward"), [(LONGEST_ANSWER, 1.0), (LONGEST_ANSWER + 1, 0.0)])
+def test_the_longest_answer_that_is_read(characters: int, reward: float) -> None:
+    assert score("7", "7".rjust(characters)) == reward
