@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rljob.scheduling import dispatch
 from rljob.scheduling.dispatch import EngineLoad, Request, RequestQueue, SharedPrefix
 from rljob.scheduling.filters import GroupFilter
 from rljob.scheduling.groups import Ended, Group, Sample
@@ -583,6 +584,22 @@ def test_every_request_is_sent_once_whatever_engines_and_requests_come_and_go(
     assert len(done) + sum(len(engine.requests) for engine in pool) == 6 * members and not waiting
 
 
+@pytest.mark.parametrize("home", [False, True])
+def test_cancelled_requests_leave_the_queue(home: bool) -> None:
+    """Thousands of samples are cancelled behind one that no engine takes; groups whose home is away are as well."""
+    away, queue = loaded("away", 4, 4), RequestQueue()
+    kept = Request(("kept", 0, 0), SharedPrefix(), (0, 0, 0), 100)
+    queue.put(kept)
+    for number in range(10_000):
+        prefix = SharedPrefix(away if home else None)
+        request = Request((f"s{number}", 0, 0), prefix, (1, number, 0), 100, previous=away if number % 2 else None)
+        queue.put(request)
+        queue.cancel(request)
+    entries = sum(len(heap) for heaps in queue._kinds.values() for heap in heaps.values())
+    assert entries == queue._entries <= 100
+    assert drain(queue, [loaded("one", 4, 0)]) == [("kept", "one")]
+
+
 def test_the_mixture_keeps_weights_to_within_one_prompt() -> None:
     mixture = Mixture({"a": 3.0, "b": 1.0, "c": 0.5})
     taken = Counter()
@@ -646,9 +663,10 @@ def test_a_group_whose_version_is_known_too_late_has_its_own_cause() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_first_waiting_request_of_each_kind_and_home_is_found(seed: int) -> None:
+def test_the_first_waiting_request_of_each_kind_and_home_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
     queue, prefixes = RequestQueue(), [SharedPrefix() for _ in range(4)]
+    monkeypatch.setattr(dispatch, "FEWEST_ENTRIES", seed % 3)
     engines = [EngineLoad(f"e{n}", 2, 64) for n in range(3)]
     waiting: list[Request] = []
     for number in range(300):

@@ -18,7 +18,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Generic, TypeVar
 
 RequestKey = tuple[str, int, int, str]
@@ -30,6 +30,9 @@ RequestKind = tuple[int | None, int]
 TURN_EXCESS = 8
 """By how many requests like itself the home of a next turn may be ahead of the least loaded engine: anywhere else the
 whole context is sent and computed again."""
+
+FEWEST_ENTRIES = 64
+"""Entries of the heaps of a queue that are never searched for stale ones."""
 
 OWN, NEXT, FOREIGN = range(3)
 """What an engine takes first if slots are scarce: requests whose home it is, requests without a home, others."""
@@ -174,6 +177,7 @@ class RequestQueue:
         self._kinds: dict[RequestKind, _Heaps] = {}
         self._tie = itertools.count()
         self._live = 0
+        self._entries = 0  # of all heaps, also those of requests that are not queued any more
         self.members, self.turns = Affinity(), Affinity()
 
     def __len__(self) -> int:
@@ -204,8 +208,25 @@ class RequestQueue:
             self._push(request)
 
     def _push(self, request: Request) -> None:
+        if self._entries > FEWEST_ENTRIES + 4 * self._live:
+            self._remove_stale()
         heap = self._kinds.setdefault(request.kind, {}).setdefault(request.home, [])
         heapq.heappush(heap, (request.order, next(self._tie), request))
+        self._entries += 1
+
+    def _remove_stale(self) -> None:
+        """Remove entries that count no more: of cancelled requests, and of earlier homes. Others than the next members
+        of their groups may be lost with them; those are pushed when they are the next."""
+        self._entries = 0
+        for kind, heaps in list(self._kinds.items()):
+            for home, heap in list(heaps.items()):
+                valid = {entry[2]: entry for entry in heap if entry[2].queued and entry[2].home is home}
+                heap[:] = sorted(valid.values(), key=itemgetter(0, 1))
+                self._entries += len(heap)
+                if not heap:
+                    del heaps[home]
+            if not heaps:
+                del self._kinds[kind]
 
     def assign(
         self, engines: Iterable[Load], eligible: Callable[[Load, RequestKind], bool], start_groups: bool = True
@@ -287,6 +308,7 @@ class RequestQueue:
         heap = heaps[home]
         while heap and not (heap[0][2].queued and heap[0][2].home is home):
             heapq.heappop(heap)
+            self._entries -= 1
         if heap:
             return heap[0][2]
         del heaps[home]
