@@ -212,6 +212,20 @@ async def test_a_runner_that_connects_again_is_asked_again_with_the_same_number(
     check(world)
 
 
+async def test_a_runner_that_connects_again_after_the_end_is_asked_nothing(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(manifest(), tmp_path)
+    world.decide = lambda asked: None
+    await begun(world)
+    await until(world, lambda: world.runner.asked)
+    world.run.end_samples(world.run.scheduler.finish())
+    world.run.finished = True
+    world.runner.asked.clear()
+    world.runner.disconnect()
+    world.runner.connect()
+    await world.some(20)
+    assert world.run.decisions._open and world.runner.asked == []
+
+
 async def test_a_repeated_answer_counts_once(new_world: Any, tmp_path: Path) -> None:
     world = new_world(manifest(), tmp_path)
     await begun(world)

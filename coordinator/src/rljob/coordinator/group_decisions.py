@@ -74,8 +74,10 @@ class GroupDecisions:
             self._watch(decision, self._limit)
 
     def register(self, connection: Connection) -> None:
-        """Ask a runner that connected again what it was asked before."""
-        for decision in self._open.values():
+        """Ask a runner that connected again what it was asked before, except about groups that ended meanwhile: a
+        finished run does not forget their questions."""
+        deciding = self._run.scheduler.deciding
+        for decision in [decision for name, decision in self._open.items() if name in deciding]:
             runner = decision.runner
             if runner is not None and runner is not connection and runner.instance == connection.instance:
                 decision.runner, decision.since = connection, self._run.now
