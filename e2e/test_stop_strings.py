@@ -10,7 +10,7 @@ from e2e.fakes.model import STOP, tokenizer
 from rljob.ledger.audit import audit
 from rljob.ledger.payload_record import PayloadRecord, decode_record
 from rljob.ledger.reader import LedgerReader
-from rljob.ledger.segments import Location
+from rljob.ledger.record_store import Location
 from rljob.protocol.agent_protocol import SamplingParams
 from rljob.rollout.answer_end import AnswerEnd
 

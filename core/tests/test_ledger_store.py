@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from rljob.ledger.reader import LedgerReader
-from rljob.ledger.segments import MEMORY_SEGMENT_RECORDS, Location, PayloadError, Segments
+from rljob.ledger.record_store import Location, PayloadError
+from rljob.ledger.segments import MEMORY_SEGMENT_RECORDS, Segments
 from rljob.ledger.store import SCHEMA, StorageInUseError, Store, TransitionError
 
 

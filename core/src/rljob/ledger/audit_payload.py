@@ -15,8 +15,9 @@ from rljob.ledger.audit_report import Check, Findings
 from rljob.ledger.payload_record import INT32, PayloadRecord, decode_record, decode_text, payload_digest
 from rljob.ledger.queries import first_needed_segment
 from rljob.ledger.reader import LedgerReader
+from rljob.ledger.record_store import Location, PayloadError
 from rljob.ledger.sample_numbers import sample_id
-from rljob.ledger.segments import HEADER, Location, PayloadError
+from rljob.ledger.segments import HEADER
 from rljob.protocol.branches import TurnKey, before, check_turn, last_turns
 from rljob.protocol.contexts import GrowingDigest
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from rljob.api.job_status import EvaluationResult
 from rljob.ledger.evaluation_results import result_of
 from rljob.ledger.payload_record import PayloadRecord, decode_record, decode_text
+from rljob.ledger.record_store import Location
 from rljob.ledger.sample_numbers import MEMBER_BITS, MEMBERS, evaluation_numbers, sample_number
 from rljob.ledger.sample_progress import OPEN_COMPLETIONS, SampleProgress, progress_of_open_samples
-from rljob.ledger.segments import Location
 from rljob.ledger.states import OPEN, State, quoted
 from rljob.ledger.store import Store
 from rljob.protocol.runner_protocol import PoolAnswer

@@ -23,10 +23,11 @@ from pydantic import ValidationError
 from rljob.api.models import RLJob
 from rljob.ledger.payload_record import TextRecord, decode_text
 from rljob.ledger.queries import MEMBERS_OF
+from rljob.ledger.record_store import Location, PayloadError
 from rljob.ledger.sample_numbers import MEMBER_BITS, MEMBERS, find_number
 from rljob.ledger.sample_progress import COLUMNS as PROGRESS
 from rljob.ledger.sample_progress import progress_of_open_samples
-from rljob.ledger.segments import Location, PayloadError, PayloadReader
+from rljob.ledger.segments import PayloadReader
 from rljob.ledger.states import Kind, State
 from rljob.ledger.store import LEDGER, PAYLOAD, TEXTS, check_version, ledger_directory
 

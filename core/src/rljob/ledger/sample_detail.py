@@ -21,8 +21,8 @@ from rljob.ledger.reader import (
     sample_row,
     unknown_sample,
 )
+from rljob.ledger.record_store import Location, PayloadError
 from rljob.ledger.sample_numbers import MEMBERS, find_number
-from rljob.ledger.segments import Location, PayloadError
 from rljob.protocol.branches import order
 
 POLICY = "policy"

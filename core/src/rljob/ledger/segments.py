@@ -11,10 +11,11 @@ import logging
 import os
 import struct
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import blake3
 
+from rljob.ledger.record_store import Location, PayloadError
 from rljob.protocol.sync_path import sync_path
 
 log = logging.getLogger(__name__)
@@ -24,18 +25,6 @@ SEGMENT_BYTES = 64 << 20
 BUFFER_BYTES = 1 << 20
 """A commit's records are written together."""
 MEMORY_SEGMENT_RECORDS = 4096
-
-
-class PayloadError(Exception):
-    """A record is missing or damaged."""
-
-
-class Location(NamedTuple):
-    """Position of a record: segment number, offset and length in bytes."""
-
-    segment: int
-    offset: int
-    length: int
 
 
 def record_digest(payload: bytes) -> bytes:
@@ -88,7 +77,7 @@ class PayloadReader:
 
 
 class Segments:
-    """The segment files of one run. Only the store's thread calls ``append`` and ``sync``."""
+    """The segment files of one run: a :class:`~rljob.ledger.record_store.RecordStore`."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -149,7 +138,7 @@ class Segments:
 
 
 class MemorySegments:
-    """The payload of a simulated run: the interface of :class:`Segments`, in memory."""
+    """The records of a simulated run, in memory: a :class:`~rljob.ledger.record_store.RecordStore`."""
 
     def __init__(self) -> None:
         self._records: dict[int, list[bytes]] = {0: []}  # segment number → its records; the last one is open

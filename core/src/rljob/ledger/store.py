@@ -24,7 +24,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rljob.ledger.segments import Location, MemorySegments, Segments
+from rljob.ledger.record_store import Location, RecordStore
+from rljob.ledger.segments import MemorySegments, Segments
 from rljob.ledger.wal_checkpoints import WalCheckpoints
 from rljob.protocol.environment import LEDGER_DIRECTORY
 
@@ -70,7 +71,7 @@ class _Each(NamedTuple):
 class _Record(NamedTuple):
     """A queued record and its statement, which is executed as one of :class:`_Each`."""
 
-    segments: Segments | MemorySegments
+    segments: RecordStore
     content: bytes
     place: _Place
     digest: bytes | None = None
@@ -131,8 +132,8 @@ class Store:
         self.db.execute("PRAGMA synchronous=FULL")
         self.db.execute("PRAGMA wal_autocheckpoint=0")
         self._create_tables()
-        self.segments: Segments | MemorySegments
-        self.texts: Segments | MemorySegments
+        self.segments: RecordStore
+        self.texts: RecordStore
         self._checkpoints: WalCheckpoints | None = None
         self._thread: Executor | None  # tests replace it by one without a thread
         if directory is None:

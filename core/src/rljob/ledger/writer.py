@@ -25,9 +25,10 @@ from rljob.ledger.payload_record import (
     encode_text,
 )
 from rljob.ledger.queries import MEMBERS_OF, MixtureRecord, first_needed_segment, samples_of_batch
+from rljob.ledger.record_store import Location
 from rljob.ledger.sample_numbers import MEMBER_BITS, group_number, sample_id, sample_number
 from rljob.ledger.sample_progress import COLUMNS, SampleProgress, progress_of_open_samples
-from rljob.ledger.segments import Location, record_digest
+from rljob.ledger.segments import record_digest
 from rljob.ledger.states import OPEN, PREDECESSORS, Kind, State, quoted
 from rljob.ledger.store import Store, now
 from rljob.protocol.runner_protocol import PoolAnswer
