@@ -32,6 +32,25 @@ async def test_effects_happen_after_the_commit_of_what_was_queued_before_them(tm
     store.close()
 
 
+async def test_a_wake_by_what_runs_before_a_commit_is_not_lost(tmp_path: Path) -> None:
+    store, calls, twice = Store(tmp_path), 0, asyncio.Event()
+
+    def step() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            store.wake()
+        else:
+            twice.set()
+
+    store.before_commit = step
+    committing = asyncio.create_task(store.run())
+    store.wake()
+    await asyncio.wait_for(twice.wait(), 30)
+    committing.cancel()
+    store.close()
+
+
 async def test_a_commit_that_fails_ends_the_store_and_nothing_after_it_happens(tmp_path: Path) -> None:
     store = Store(tmp_path)
     committing = asyncio.create_task(store.run())
