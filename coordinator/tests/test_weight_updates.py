@@ -10,7 +10,8 @@ from world import job
 
 from rljob.coordinator.weight_publisher import MAX_FAILED_ROUNDS
 from rljob.protocol.agent_protocol import WeightFailed
-from rljob.protocol.shared_messages import Probe
+from rljob.protocol.known_tensors import KnownTensors, tensors_digest
+from rljob.protocol.shared_messages import ParameterMeta, Probe
 from rljob.protocol.trainer_protocol import EngineTarget, SendWeights, WeightGroupReady
 
 
@@ -18,6 +19,15 @@ def fail_update(agent: Any) -> None:
     """Let an agent report that its prepared update failed."""
     update, agent.preparing = agent.preparing, None
     agent.say(WeightFailed(update.update, "the connection to the trainer broke"))
+
+
+async def until_version(world: Any, version: int) -> None:
+    """Run until the trainer has applied ``version`` batches."""
+    for _ in range(200):
+        if world.run.version >= version:
+            return
+        await world.some(1)
+    raise AssertionError(f"the run is still at version {world.run.version}")
 
 
 def announce(world: Any, send: SendWeights, engines: int) -> None:
@@ -213,3 +223,50 @@ async def test_an_engine_that_does_not_answer_costs_its_own_time_limit_once(new_
     assert [version for engine, version in targets if engine == silent.instance] == [0, silent.version]
     await world.settle()
     assert world.run.finished and silent.lives == 0
+
+
+async def test_the_list_of_tensors_is_sent_once_to_each_connection(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(n=1, steps=9), tmp_path, engines=2)
+    await world.start()
+    world.connect_all()
+    await until_version(world, 3)
+    first, second = world.agents
+    assert (world.trainer.lists, first.lists, second.lists) == (2, 1, 1), "the trainer announced the first two at once"
+    first.disconnect()
+    first.connect()
+    await until_version(world, 6)
+    assert (world.trainer.lists, first.lists, second.lists) == (2, 2, 1)
+    world.kill_coordinator()
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    assert world.run.finished
+    assert world.trainer.lists <= 4 and (first.lists, second.lists) == (3, 2), "the next coordinator knows no list"
+
+
+async def test_an_engine_gets_the_list_of_tensors_again_after_a_failed_update(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(n=1, steps=4), tmp_path, engines=1)
+    await world.start()
+    (agent,) = world.agents
+    step, failures = agent.step, 1
+
+    def fail_once() -> bool:
+        nonlocal failures
+        if failures and agent.preparing is not None:
+            failures -= 1
+            fail_update(agent)
+        return step() if not failures else super(type(agent), agent).step()
+
+    agent.step = fail_once
+    world.connect_all()
+    await world.settle()
+    assert world.run.finished and agent.lists == 2
+
+
+def test_a_list_of_tensors_is_known_by_its_digest() -> None:
+    known, one, two = KnownTensors(), [ParameterMeta("a", "float32", [1])], [ParameterMeta("b", "float32", [1])]
+    assert known.of("", one) == one and known.digest == ""
+    assert known.of(tensors_digest(one), []) is None
+    assert known.of(tensors_digest(one), one) == one == known.of(tensors_digest(one), [])
+    assert known.of(tensors_digest(two), []) is None, "another model"
+    assert tensors_digest(two) != tensors_digest(one)

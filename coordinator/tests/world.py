@@ -51,6 +51,7 @@ from rljob.protocol.agent_protocol import (
 from rljob.protocol.batch_samples import BatchSample, SampleTokens
 from rljob.protocol.contexts import KeptContexts, context_digest
 from rljob.protocol.frames import encode_frame, frame_decoder
+from rljob.protocol.known_tensors import KnownTensors, tensors_digest
 from rljob.protocol.runner_protocol import (
     AckGroups,
     AckTrajectories,
@@ -66,7 +67,7 @@ from rljob.protocol.runner_protocol import (
     TurnTokens,
 )
 from rljob.protocol.shards import encode_selection
-from rljob.protocol.shared_messages import Probe, VersionSpan
+from rljob.protocol.shared_messages import ParameterMeta, Probe, VersionSpan
 from rljob.protocol.trainer_protocol import (
     Checkpoint,
     CheckpointCopied,
@@ -83,6 +84,9 @@ from rljob.protocol.trainer_protocol import (
     WeightsSent,
 )
 from rljob.scheduling.dispatch import RequestKey
+
+TENSORS = [ParameterMeta("weight", "float32", [2, 3])]
+TENSORS_DIGEST = tensors_digest(TENSORS)
 
 
 def job(steps: int = 4, alpha: int = 1, n: int = 2, g: int = 2, **spec: Any) -> RLJob:
@@ -337,6 +341,8 @@ class Agent(Component):
         self.probe = (0.0, 0.0)  # largest and mean difference to report
         self.contexts = KeptContexts(1 << 20)
         self.missing = 0  # requests whose prefix was missing
+        self.tensors = KnownTensors()
+        self.lists = 0  # tensors whose names came with updates
 
     def reborn(self) -> None:
         """Restart the engine server: it loses its state."""
@@ -375,6 +381,8 @@ class Agent(Component):
                     self.unacknowledged.pop(msgspec.structs.astuple(request_id), None)
             case PrepareWeights():
                 if message.engine == self.instance:
+                    assert self.tensors.of(message.tensors, message.parameters) == (TENSORS if message.tensors else [])
+                    self.lists += len(message.parameters)
                     self.preparing = message
             case RestartEngine():
                 self.reborn()
@@ -440,6 +448,7 @@ class Trainer(Component):
         self.refused: list[RefusedCheckpoint] = []  # by this process
         self.loaded = ""  # digest of the record of the checkpoint that this process loaded
         self.check_sample = check_sample
+        self.lists = 0  # tensors whose names were sent
 
     def reborn(self) -> None:
         """Restart the process from the newest checkpoint."""
@@ -517,8 +526,22 @@ class Trainer(Component):
                     group = f"group-{update}-{target.engine}"
                     probe = Probe([], [])
                     self.world.broadcasts[group] = self.state
+                    parameters = [] if command.tensors == TENSORS_DIGEST else TENSORS
+                    self.lists += len(parameters)
                     self.say(
-                        WeightGroupReady(self.incarnation, update, target.engine, group, "", 0, 2, "gloo", [], probe),
+                        WeightGroupReady(
+                            self.incarnation,
+                            update,
+                            target.engine,
+                            group,
+                            "",
+                            0,
+                            2,
+                            "gloo",
+                            parameters,
+                            probe,
+                            TENSORS_DIGEST,
+                        ),
                         WeightsSent(self.incarnation, update, target.engine, self.state, 0.1, ""),
                     )
                 if not engines:

@@ -21,6 +21,7 @@ from rljob.protocol.contexts import KeptContexts
 from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.environment import read_environment
 from rljob.protocol.heartbeat import beating
+from rljob.protocol.known_tensors import KnownTensors
 from rljob.protocol.shared_messages import VersionSpan
 from rljob.rollout.answer_end import AnswerEnd
 
@@ -94,6 +95,7 @@ class FakeEngine:
         self._unacknowledged: dict[Key, m.Completion] = {}
         self._contexts = KeptContexts(KEPT_BYTES)
         self._updates: list[m.PrepareWeights] = []
+        self._tensors = KnownTensors()
         self._busy = asyncio.Event()
         self._link = CoordinatorLink(url, "agent", token, m.ToAgent, self._register)
 
@@ -220,6 +222,9 @@ class FakeEngine:
     # --- weights ---
 
     def _prepare(self, update: m.PrepareWeights) -> None:
+        parameters = self._tensors.of(update.tensors, update.parameters)
+        assert parameters is not None, "the list of tensors was sent before"
+        update.parameters = parameters
         if self.faults.weights and self.faults.weights_times > 0:
             self.faults.weights_times -= 1
             if self.faults.weights == "refuse":

@@ -97,7 +97,7 @@ class EngineMessages:
                 evaluates=pool.purpose == "evaluation",
             )
             run.engines.by_instance[message.instance] = engine
-        engine.connection, engine.state = connection, "ready"
+        engine.connection, engine.state, engine.tensors = connection, "ready", ""
         holds = (message.lineage, message.version)
         known = message.version >= 0 and run.weights.digests.get(holds) == message.digest
         engine.serving = holds if known else None

@@ -30,6 +30,7 @@ class EngineRecord(EngineLoad):
     ack: WeightAck | None = None
     failures: int = 0  # consecutive failed updates
     fresh: bool = True  # the trainer must open a new weight group for it
+    tensors: str = ""  # digest of the list of parameters that its connection has had
     state: str = "ready"
     restarts: int = 0
     running: int = 0  # requests, from its agent's last heartbeat

@@ -18,6 +18,7 @@ from rljob.coordinator.progress import UpdateTotals
 from rljob.ledger.queries import TrainerRecord
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol.agent_protocol import PrepareWeights, RestartEngine, WeightAck, WeightFailed
+from rljob.protocol.known_tensors import KnownTensors
 from rljob.protocol.trainer_protocol import CancelSend, EngineTarget, SendWeights, WeightGroupReady, WeightsSent
 
 log = logging.getLogger(__name__)
@@ -110,6 +111,7 @@ class WeightPublisher:
         self._to_verify: set[int] = set()  # versions at which the trainer's digest is compared with the published one
         self._last_update = 0
         self._updates: dict[int, WeightUpdate] = {}
+        self._tensors = KnownTensors()  # of the trainer's model
         self._failed_rounds = 0  # in a row; since this trainer process registered
         self._round = 0
         """Last update of the current round: its updates start while the last ones of the previous round run. The run
@@ -220,7 +222,7 @@ class WeightPublisher:
         self._updates[self._last_update] = WeightUpdate(self.lineage, self._session.step, names, set(names))
         workers = {pool.name: pool.parallelism.workers for pool in self._spec.rollouts}
         targets = [EngineTarget(engine.instance, engine.fresh, workers[engine.pool]) for engine in engines]
-        return SendWeights(self._session.incarnation, self._last_update, targets)
+        return SendWeights(self._session.incarnation, self._last_update, targets, self._tensors.digest)
 
     def weights_ready(self, message: WeightGroupReady) -> None:
         """Handle an opened weight group: tell the engine's agent to join it."""
@@ -233,8 +235,14 @@ class WeightPublisher:
         if engine is None or engine.connection is None or engine.update != message.update:
             self._cancel_send(message.update, message.engine)
             return
+        parameters = self._tensors.of(message.tensors, message.parameters)
+        if parameters is None:
+            self._update_failed(engine.instance, message.update, "the trainer did not send the list of its tensors")
+            self._cancel_send(message.update, message.engine)
+            return
+        has_list = bool(message.tensors) and engine.tensors == message.tensors
         sync = self._spec.weight_sync
-        engine.fresh = False
+        engine.fresh, engine.tensors = False, message.tensors
         engine.connection.send(
             PrepareWeights(
                 update=message.update,
@@ -246,11 +254,12 @@ class WeightPublisher:
                 world_size=message.world_size,
                 transport=message.transport,
                 bucket_bytes=sync.bucket_bytes,
-                parameters=message.parameters,
+                parameters=[] if has_list else parameters,
                 probe=message.probe,
                 in_flight=sync.in_flight,
                 timeout_seconds=sync.timeout_seconds,
                 engine=engine.instance,
+                tensors=message.tensors,
             )
         )
 
@@ -344,7 +353,7 @@ class WeightPublisher:
         if engine is None or engine.update != update:
             return
         engine.end_update()
-        engine.serving, engine.fresh = None, True
+        engine.serving, engine.fresh, engine.tensors = None, True, ""
         engine.failures += 1
         if update <= self._round and not self._round_succeeded:
             self._round_failure = reason

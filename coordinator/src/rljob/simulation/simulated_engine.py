@@ -27,8 +27,10 @@ from rljob.protocol.agent_protocol import (
     RegisterEngine,
     RequestId,
     WeightAck,
+    WeightFailed,
 )
 from rljob.protocol.contexts import KeptContexts
+from rljob.protocol.known_tensors import KnownTensors
 from rljob.protocol.shared_messages import VersionSpan
 from rljob.protocol.trainer_protocol import Train
 from rljob.scheduling.dispatch import RequestKey
@@ -123,6 +125,7 @@ class SimulatedEngine:
         self._ends_next: _Running | None = None  # the request that the timer is for, and the rate of each
         self._ends_at_rate = 0.0
         self._paused = False
+        self._tensors = KnownTensors()
         self._weights = (-1, -1, "")  # lineage, version, digest
         self._unacknowledged: dict[RequestKey, Completion] = {}
         self._contexts = KeptContexts(KEPT_BYTES)
@@ -276,6 +279,9 @@ class SimulatedEngine:
     # --- weights ---
 
     def _prepare(self, message: PrepareWeights) -> None:
+        if self._tensors.of(message.tensors, message.parameters) is None:
+            self._link.send(WeightFailed(message.update, "the list of tensors is unknown"))
+            return
         self._mark()
         self._paused = True
         if message.in_flight == "abort":

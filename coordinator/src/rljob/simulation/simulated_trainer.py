@@ -7,11 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from rljob.protocol import trainer_protocol as m
-from rljob.protocol.shared_messages import Probe
+from rljob.protocol.known_tensors import tensors_digest
+from rljob.protocol.shared_messages import ParameterMeta, Probe
 from rljob.simulation.memory_link import MemoryLink, MemoryServer, Traffic
 from rljob.simulation.simulated_engine import SimulationRecorder, weight_digest
 
 NO_PROBE = Probe([], [])
+TENSORS = [ParameterMeta("weight", "float32", [1])]
+TENSORS_DIGEST = tensors_digest(TENSORS)
 
 
 class SimulatedTrainer:
@@ -84,11 +87,13 @@ class SimulatedTrainer:
     def _send(self, message: m.SendWeights) -> None:
         loop = asyncio.get_running_loop()
         for target in message.engines:
+            parameters = [] if message.tensors == TENSORS_DIGEST else TENSORS
             self._link.send(
                 m.WeightGroupReady(
-                    self._incarnation, message.update, target.engine, "group", "", 0, 2, "gloo", [], NO_PROBE
+                    self._incarnation, message.update, target.engine, "group", "", 0, 2, "gloo", parameters, NO_PROBE,
+                    TENSORS_DIGEST,
                 )
-            )
+            )  # fmt: skip
             arguments = (self._incarnation, message.update, target.engine, self._step)
             loop.call_later(self._sync_seconds, self._sent, *arguments)
         if not message.engines:

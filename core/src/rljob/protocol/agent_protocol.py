@@ -185,11 +185,14 @@ class PrepareWeights(Message):
     world_size: int
     transport: str  # gloo | nccl | ipc
     bucket_bytes: int
-    parameters: list[ParameterMeta]  # in wire order
+    parameters: list[ParameterMeta]  # in wire order; empty: those of ``tensors``, which this connection has had
     probe: Probe
     in_flight: str  # keep | keepStaleCache | abort | wait
     timeout_seconds: float
     engine: str = ""  # instance it is meant for; an agent whose engine is another one by now drops it
+    tensors: str = (
+        ""  # digest of the list of parameters, see rljob.protocol.known_tensors; empty: it is here
+    )
 
 
 class RestartEngine(Message):

@@ -68,8 +68,11 @@ class WeightGroupReady(Message):
     port: int
     world_size: int
     transport: str
-    parameters: list[ParameterMeta]
+    parameters: list[ParameterMeta]  # in wire order; empty: those that SendWeights.tensors names
     probe: Probe
+    tensors: str = (
+        ""  # digest of the list of parameters, see rljob.protocol.known_tensors; empty: it is here
+    )
 
 
 class WeightsSent(Message):
@@ -139,6 +142,7 @@ class SendWeights(Message):
     incarnation: int
     update: int
     engines: list[EngineTarget]
+    tensors: str = ""  # digest of the list of parameters that the coordinator has
 
 
 class CancelSend(Message):

@@ -39,6 +39,7 @@ from rljob.protocol.agent_protocol import (
 )
 from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.health_probe import record_ready
+from rljob.protocol.known_tensors import KnownTensors
 from rljob.rollout.adapters.base import EngineError, engine_errors
 from rljob.rollout.engine_restarts import FLUSH_SECONDS, EngineRestarts
 from rljob.rollout.requests import RequestTable
@@ -90,6 +91,7 @@ class Agent:
         self._updates: set[asyncio.Task[None]] = set()
         self._update_lock = asyncio.Lock()
         self._updates_begun = 0
+        self._tensors = KnownTensors()
         self._replace_requested: asyncio.Future[tuple[str, bool]] | None = None
         """Reason of the replacement, and whether the server failed by itself."""
         self._requests = RequestTable(pool.max_concurrency, self._link.send, self._spawn, self._check_engine)
@@ -230,11 +232,20 @@ class Agent:
             case Abort():
                 self._requests.abort(message.request_ids, message.discard)
             case PrepareWeights() if message.engine in ("", self._instance):
-                update = self._spawn(self._update_weights(message, self._updater))
-                self._updates.add(update)
-                update.add_done_callback(self._updates.discard)
+                self._prepare(message)
             case RestartEngine():
                 self._request_replacement(f"the coordinator replaces the engine: {message.reason}", own_fault=False)
+
+    def _prepare(self, message: PrepareWeights) -> None:
+        """Begin an update. Of parameters that were sent before the message has only the digest."""
+        parameters = self._tensors.of(message.tensors, message.parameters)
+        if parameters is None:
+            self._send_result(WeightFailed(message.update, "the coordinator did not send the list of tensors"))
+            return
+        message.parameters = parameters
+        update = self._spawn(self._update_weights(message, self._updater))
+        self._updates.add(update)
+        update.add_done_callback(self._updates.discard)
 
     async def _update_weights(self, message: PrepareWeights, updater: WeightUpdater | None) -> None:
         if updater is None:

@@ -120,8 +120,9 @@ class BackgroundSender:
                     port=rendezvous.port,
                     world_size=rendezvous.world_size,
                     transport=self._transport,
-                    parameters=weights.parameters,
+                    parameters=[] if command.tensors == weights.tensors else weights.parameters,
                     probe=probe,
+                    tensors=weights.tensors,
                 )
             )
             value = self._sender.send(target.engine, weights)

@@ -65,6 +65,11 @@ class PackedWeights:
         return self.plan.parameters
 
     @property
+    def tensors(self) -> str:
+        """Digest of :attr:`parameters`."""
+        return self.plan.tensors
+
+    @property
     def buckets(self) -> list[torch.Tensor]:
         """All buckets; waits until they are filled. They must not change."""
         return [self.bucket(i) for i in range(len(self._filled))]

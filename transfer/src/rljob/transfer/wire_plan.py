@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 
 from rljob.api.memory_plan import DTYPE_BYTES
+from rljob.protocol.known_tensors import tensors_digest
 from rljob.protocol.shared_messages import ParameterMeta
 from rljob.protocol.weights import parameter_bytes, plan_buckets
 
@@ -60,6 +61,7 @@ class WirePlan:
     Attributes:
         buckets: the tensors of each bucket.
         sizes: bytes of each bucket.
+        tensors: digest of the parameters, see :mod:`rljob.protocol.known_tensors`.
     """
 
     def __init__(self, parameters: Sequence[ParameterMeta], bucket_bytes: int) -> None:
@@ -67,6 +69,7 @@ class WirePlan:
         self.bucket_bytes = bucket_bytes
         self.buckets = [_pieces([self.parameters[i] for i in run]) for run in plan_buckets(parameters, bucket_bytes)]
         self.sizes = [pieces[-1].end for pieces in self.buckets]
+        self.tensors = tensors_digest(self.parameters)
 
     @classmethod
     def of(cls, tensors: NamedTensors, bucket_bytes: int, dtype: torch.dtype | None = None) -> WirePlan:
