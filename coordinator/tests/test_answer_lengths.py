@@ -16,6 +16,7 @@ from rljob.coordinator.answer_lengths import AnswerLengths, kolmogorov_p
 from rljob.coordinator.status_report import status_of
 
 RATIO, P = "response_length/trained_over_scored", "response_length/trained_ks_p"
+CUT = "response_length/cut_share"
 
 
 def lengths(trained: list[int], rest: list[int]) -> AnswerLengths:
@@ -38,8 +39,8 @@ def test_the_ratio_is_exact_however_long_the_answers_are() -> None:
 
 
 def test_all_trained_and_empty_answers_are_no_bias() -> None:
-    assert lengths([3, 9], []).metrics() == {RATIO: 1.0, P: 1.0}
-    assert lengths([0], [0]).metrics() == {RATIO: 1.0, P: 1.0}
+    assert lengths([3, 9], []).metrics() == {RATIO: 1.0, P: 1.0, CUT: 0.0}
+    assert lengths([0], [0]).metrics() == {RATIO: 1.0, P: 1.0, CUT: 0.0}
 
 
 def test_a_random_selection_is_not_significant_and_the_shorter_half_is() -> None:
@@ -96,5 +97,32 @@ async def test_a_restarted_coordinator_continues_the_lengths(new_world: Any, tmp
     rest = [row[0] for row in rows if row[1] != "trained"]
     assert len(trained) >= 12
     assert world.run.lengths.metrics() == lengths(trained, rest).metrics()
+    assert world.run.lengths.metrics()[CUT] == 0
     shown = {metric.name: metric.value for metric in status_of(world.run).metrics}
-    assert {RATIO, P} <= shown.keys()
+    assert {RATIO, P, CUT} <= shown.keys()
+
+
+async def test_cut_answers_are_counted_also_by_the_next_coordinator(new_world: Any, tmp_path: Path) -> None:
+    """Redundant groups and members end before their answers do; a batch waits for neither."""
+    redundancy = {"redundancy": {"groups": 2, "members": 2}, "onDeadline": "regenerate"}
+    world = new_world(job(steps=8, alpha=0, scheduling=redundancy), tmp_path, engines=2)
+    await world.start()
+    slow = world.agents[1]
+    step = slow.step
+    slow.step = lambda: (world.run.version % 2 == 1 and step()) or super(type(slow), slow).step()
+    world.connect_all()
+    for _ in range(2000):
+        await world.some(1)
+        if world.run.version >= 4:
+            break
+    before = world.run.lengths._cut
+    world.kill_coordinator()
+    await world.start()
+    assert world.run.lengths._cut == before > 0
+    world.connect_all()
+    await world.settle()
+    (unscored,) = world.store.query(
+        "SELECT COUNT(*) FROM samples s JOIN groups g ON g.id = s.group_id WHERE g.kind = 'train'"
+        " AND s.reward IS NULL AND g.dispatched IS NOT NULL"
+    )
+    assert world.run.lengths._cut == unscored[0]

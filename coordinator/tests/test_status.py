@@ -41,6 +41,7 @@ NAMES = {
     "rljob_samples_discarded_total", "rljob_events_total", "rljob_trained_staleness_bucket",
     "rljob_trained_staleness_count", "rljob_trained_staleness_sum",
     "rljob_step_response_length_trained_over_scored", "rljob_step_response_length_trained_ks_p",
+    "rljob_step_response_length_cut_share",
     "rljob_step_dispatch_members_at_home", "rljob_step_dispatch_turns_at_home",
     "rljob_step_weights_update_seconds", "rljob_step_weights_pause_seconds",
     "rljob_samples", "rljob_role_load",

@@ -144,9 +144,11 @@ def dashboard() -> Dashboard:
             "Does training prefer short answers?",
             "Mean length of trained answers over that of all scored ones, and the p-value of equal lengths "
             "(Kolmogorov-Smirnov), since the start of the run. A ratio below 1 with p below 0.01: deadlines, redundant "
-            "members or filters prefer short answers. docs/monitoring.md of rljob has the details.",
+            "members or filters prefer short answers. Answers that were cut are in neither; their share is beside. "
+            "docs/monitoring.md of rljob has the details.",
             Query(_last("rljob_step_response_length_trained_over_scored"), "trained over scored"),
             Query(_last("rljob_step_response_length_trained_ks_p"), "p-value"),
+            Query(_last("rljob_step_response_length_cut_share"), "cut"),
             width=6,
         ),
         signed(

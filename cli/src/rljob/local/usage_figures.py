@@ -24,6 +24,7 @@ FIGURES = {
     "dispatch/turns_at_home": ("turns sent to their prefix", "{:.0%}"),
     "response_length/trained_over_scored": ("trained over scored length", "{:.3f}"),
     "response_length/trained_ks_p": ("p of equal lengths", "{:.2g}"),
+    "response_length/cut_share": ("answers cut", "{:.0%}"),
 }
 """Metric of the status → name and format of its value."""
 MOST_EVENTS = 6

@@ -1,7 +1,7 @@
 """Whether training prefers short answers: lengths of trained answers against those of all answers that were scored.
 
 A selection by time (deadlines, redundant members, filters) can prefer short answers, which biases what is learned.
-Answers that were cut before their end are in neither group: their length is not known.
+Answers that were cut before their end are in neither group, because their length is not known: they are counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class AnswerLengths:
     def __init__(self) -> None:
         self._scored: Counter[int] = Counter()
         self._trained: Counter[int] = Counter()
-        self._scored_tokens = self._trained_tokens = 0
+        self._scored_tokens = self._trained_tokens = self._cut = 0
 
     def score(self, tokens: int, samples: int = 1) -> None:
         """Add answers of training that were scored."""
@@ -34,22 +34,31 @@ class AnswerLengths:
         self._trained[_rounded(tokens)] += samples
         self._trained_tokens += tokens * samples
 
-    def restore(self, lengths: Iterable[tuple[int, int, int]]) -> None:
-        """Add (tokens, scored samples, those of them that were trained)."""
+    def cut(self, samples: int = 1) -> None:
+        """Add answers that ended without a score although engines had begun with their group."""
+        self._cut += samples
+
+    def restore(self, lengths: Iterable[tuple[int, int, int]], cut: int) -> None:
+        """Add (tokens, scored samples, those of them that were trained), and answers that were cut."""
+        self.cut(cut)
         for tokens, scored, trained in lengths:
             self.score(tokens, scored)
             self.train(tokens, trained)
 
     def metrics(self) -> Metrics:
-        """Return the mean length of trained answers over that of all scored ones, and the p-value of the hypothesis
-        that trained and other answers have the same lengths (Kolmogorov–Smirnov). Empty before the first batch; ratio 1
-        if no answer has tokens."""
+        """Return the mean length of trained answers over that of all scored ones, the p-value of the hypothesis that
+        trained and other answers have the same lengths (Kolmogorov–Smirnov), and the share of the answers that were cut
+        and that both others do not know. Empty before the first batch; ratio 1 if no answer has tokens."""
         trained, scored = self._trained.total(), self._scored.total()
         if not trained:
             return {}
         mean = self._scored_tokens / scored
         ratio = self._trained_tokens / trained / mean if mean else 1.0
-        return {"response_length/trained_over_scored": ratio, "response_length/trained_ks_p": self._p(trained, scored)}
+        return {
+            "response_length/trained_over_scored": ratio,
+            "response_length/trained_ks_p": self._p(trained, scored),
+            "response_length/cut_share": self._cut / (scored + self._cut),
+        }
 
     def _p(self, trained: int, scored: int) -> float:
         """Return the p-value of trained against untrained answers, which are independent. Their largest distance is

@@ -13,7 +13,8 @@ from rljob.protocol.run_status import HistoryPoint
 
 STATUS_METRICS = (
     "reward/mean", "staleness/mean", "staleness/max", "response_length/trained_over_scored",
-    "response_length/trained_ks_p", "dispatch/members_at_home", "dispatch/turns_at_home", "weights/update_seconds",
+    "response_length/trained_ks_p", "response_length/cut_share",
+    "dispatch/members_at_home", "dispatch/turns_at_home", "weights/update_seconds",
     "weights/pause_seconds",
 )  # fmt: skip
 """Metrics in the status besides those of the trainer; metrics.jsonl has all metrics."""

@@ -424,6 +424,7 @@ class Run:
         if not ended:
             return
         self.progress.events.ended(ended)
+        self.lengths.cut(sum(e.sample.reward is None and e.sample.group.dispatched is not None for e in ended))
         for (end, reason), entries in groupby(ended, key=lambda entry: (entry.end, entry.reason)):
             samples = [entry.sample.id for entry in entries]
             self.ledger.end_samples(samples, State(end), reason)

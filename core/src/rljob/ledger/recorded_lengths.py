@@ -1,9 +1,10 @@
-"""Lengths of answers of training: of one batch, and of all samples that were scored."""
+"""Lengths of answers of training: of one batch, and of all samples that were scored; how many were cut."""
 
 from __future__ import annotations
 
 from rljob.ledger.queries import Query
-from rljob.ledger.states import State
+from rljob.ledger.sample_numbers import MEMBER_BITS
+from rljob.ledger.states import OPEN, State, quoted
 
 
 def lengths_of_batch(query: Query, step: int) -> list[tuple[int, int]]:
@@ -21,3 +22,13 @@ def scored_lengths(query: Query) -> list[tuple[int, int, int]]:
         f" WHERE reward IS NOT NULL AND state != '{State.EVALUATED}' GROUP BY response_tokens"
     )
     return [(row[0], row[1], int(row[2])) for row in rows]
+
+
+def cut_answers(query: Query) -> int:
+    """Return how many samples of training ended without a score although engines had begun with their group. It reads
+    all samples, as :func:`scored_lengths`."""
+    rows = query(
+        f"SELECT COUNT(*) FROM samples s CROSS JOIN groups g ON g.number = s.number >> {MEMBER_BITS}"
+        f" WHERE s.number >= 0 AND s.reward IS NULL AND s.state NOT IN ({quoted(OPEN)}) AND g.dispatched IS NOT NULL"
+    )
+    return int(rows[0][0])

@@ -190,9 +190,7 @@ class PrepareWeights(Message):
     in_flight: str  # keep | keepStaleCache | abort | wait
     timeout_seconds: float
     engine: str = ""  # instance it is meant for; an agent whose engine is another one by now drops it
-    tensors: str = (
-        ""  # digest of the list of parameters, see rljob.protocol.known_tensors; empty: it is here
-    )
+    tensors: str = ""  # digest of the list of parameters, see rljob.protocol.known_tensors; empty: it is here
 
 
 class RestartEngine(Message):

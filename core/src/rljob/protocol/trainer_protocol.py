@@ -70,9 +70,7 @@ class WeightGroupReady(Message):
     transport: str
     parameters: list[ParameterMeta]  # in wire order; empty: those that SendWeights.tensors names
     probe: Probe
-    tensors: str = (
-        ""  # digest of the list of parameters, see rljob.protocol.known_tensors; empty: it is here
-    )
+    tensors: str = ""  # digest of the list of parameters, see rljob.protocol.known_tensors; empty: it is here
 
 
 class WeightsSent(Message):
