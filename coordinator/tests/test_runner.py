@@ -735,6 +735,81 @@ async def test_an_error_of_a_loop_fails_its_sample_and_no_other(
     assert (await coordinator.receive(TrajectoryScored)).sample == "g0.1"
 
 
+class Plain(str):
+    """A text that msgpack does not encode as it is."""
+
+
+def generates(**arguments: Any) -> Loop:
+    """Return a loop that asks for a turn with ``arguments`` beside its context."""
+
+    async def loop(context: Context) -> Score:
+        turn = await context.generate(**{"token_ids": context.prompt.token_ids, **arguments})
+        return Score(context.sample, float(len(turn.token_ids)))
+
+    return loop
+
+
+COUNT, TEXTS = "; give a whole number of at least 1", " in stop; give texts of 1 to 128 characters"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"max_tokens": 16 / 2}, f"with max_tokens 8.0{COUNT}"),
+        ({"max_tokens": True}, f"with max_tokens True{COUNT}"),
+        ({"max_tokens": 0}, f"with max_tokens 0{COUNT}"),
+        ({"max_tokens": -5}, f"with max_tokens -5{COUNT}"),
+        ({"max_tokens": "7\n"}, f"with max_tokens '7\\n'{COUNT}"),
+        ({"stop": 5}, "with stop 5; give a list of texts"),
+        ({"stop": b"x"}, "with stop b'x'; give a list of texts"),
+        ({"stop": None}, "with stop None; give a list of texts"),
+        ({"stop": [b"x"]}, f"with b'x'{TEXTS}"),
+        ({"stop": ["x", None]}, f"with None{TEXTS}"),
+        ({"stop": [1]}, f"with 1{TEXTS}"),
+        ({"stop": [""]}, f"with ''{TEXTS}"),
+        ({"stop": ["x" * 129]}, f"with '{'x' * 98}…{TEXTS}"),
+        ({"stop": ["\ud800"]}, f"with '\\ud800'{TEXTS}"),
+        ({"stop": ["x"] * 17}, "with 17 strings in stop; give at most 16"),
+    ],
+)
+async def test_a_wrong_argument_fails_its_sample_and_nothing_is_sent(
+    stage: Stage, arguments: dict[str, Any], reason: str
+) -> None:
+    coordinator = stage.coordinator
+    await coordinator.receive(RegisterRunner)
+    stage.use(generates(**arguments))
+    await coordinator.send(lease("g0.0"))
+    failed = await coordinator.receive(TrajectoryFailed)
+    assert (failed.sample, failed.reason) == ("g0.0", f"the loop asks for turn 0 {reason}")
+    stage.use(single_turn)
+    await coordinator.send(lease("g0.1", turns=[turn()]))
+    assert (await coordinator.receive(TrajectoryScored)).sample == "g0.1"
+
+
+@pytest.mark.parametrize("token_ids", [[1, 2], "abcd", bytearray(8), array("i", [1, 2]), None, b"", b"abc"])
+async def test_token_ids_of_a_wrong_type_fail_their_sample(stage: Stage, token_ids: Any) -> None:
+    await stage.coordinator.receive(RegisterRunner)
+    stage.use(generates(token_ids=token_ids))
+    await stage.coordinator.send(lease("g0.0"))
+    failed = await stage.coordinator.receive(TrajectoryFailed)
+    assert failed.reason == "the context of turn 0 is not the bytes of at least one int32 token id"
+
+
+async def test_a_wrong_argument_also_fails_a_turn_that_was_generated_before(stage: Stage) -> None:
+    await stage.coordinator.receive(RegisterRunner)
+    stage.use(generates(max_tokens=0))
+    await stage.coordinator.send(lease("g0.0", turns=[turn()]))
+    assert "max_tokens 0" in (await stage.coordinator.receive(TrajectoryFailed)).reason
+
+
+async def test_arguments_of_derived_types_are_sent_as_plain_values(stage: Stage) -> None:
+    await stage.coordinator.receive(RegisterRunner)
+    stage.use(generates(max_tokens=signal.SIGQUIT, stop=(Plain("END"),)))
+    await stage.coordinator.send(lease("g0.0"))
+    request = await stage.coordinator.receive(GenerateRequest)
+    assert (request.max_tokens, request.stop) == (3, ["END"])
+
+
 @pytest.mark.parametrize("own", [[], [-0.4, 0.4]])
 async def test_the_reward_that_a_loop_returns_is_sent_unchanged(stage: Stage, own: list[float]) -> None:
     async def two_turns(context: Context) -> Score:

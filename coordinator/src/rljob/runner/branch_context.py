@@ -11,6 +11,7 @@ from rljob.protocol.branches import MAX_NAME, ROOT, TurnKey, child, described
 from rljob.protocol.contexts import GrowingDigest
 from rljob.protocol.runner_protocol import GenerateRequest, PoolAnswer, TurnTokens
 from rljob.protocol.score_messages import Score, ScoreItem, ScoreTurn, usable
+from rljob.runner.call_arguments import checked_max_tokens, checked_stop
 from rljob.runner.context import TrajectoryError
 from rljob.runner.cut_answer import answer_text
 from rljob.runner.leased_episode import LeasedEpisode
@@ -97,8 +98,11 @@ class BranchContext:
                 f"the context of {described(*key)} does not start with the context and the answer of turn "
                 f"{number - 1}; append observations to those token ids"
             )
+        asks = f"the loop asks for {described(*key)}"
+        if max_tokens is not None:
+            max_tokens = checked_max_tokens(asks, max_tokens)
+        self._trajectory.stops[key] = checked_stop(asks, stop)
         given = token_ids[len(self._sequence) :]
-        self._trajectory.stops[key] = [*stop]
         turn = self._trajectory.recorded.get(key)
         if turn is None:
             turn = await self._request_turn(key, given, max_tokens)

@@ -150,15 +150,16 @@ class Context(Protocol):
             token_ids: the whole context (int32 bytes). In the first turn, the input of the model; in each later turn,
                 the previous context, its answer, and an observation, which may be empty.
             max_tokens: of this answer; the task's sampling.maxTokens also applies.
-            stop: strings that end this answer, beside those of the task's sampling.
+            stop: strings that end this answer, beside those of the task's sampling: at most 16, of 1 to 128
+                characters.
 
         Returns:
             The answer: ``token_ids``, and ``finish``: stop (the model ended it) | length (it reached ``max_tokens``,
             the task's sampling.maxTokens, or maxModelLength).
 
         Raises:
-            TrajectoryError: the context does not start with the previous turn, it leaves no room for an answer, or the
-                turn was generated from another context before the runner died.
+            TrajectoryError: an argument is malformed, the context does not start with the previous turn, it leaves no
+                room for an answer, or the turn was generated from another context before the runner died.
         """
 
     async def ask(
@@ -183,7 +184,7 @@ class Context(Protocol):
             max_tokens: of the answer, by the pool's tokenizer; None: the task's sampling.maxTokens.
             temperature: of the sampling; 0: greedy.
             top_p: of the sampling.
-            stop: strings that end the answer; they are not part of it.
+            stop: strings that end the answer, as in :meth:`generate`; they are not part of it.
             timeout_seconds: limit of an engine's work on the question; None: that of failurePolicy.stallSeconds. It is
                 no part of what must be equal.
 
@@ -191,9 +192,10 @@ class Context(Protocol):
             The answer: ``text``, and ``finish``: stop (the model ended it) | length (it reached ``max_tokens``).
 
         Raises:
-            TrajectoryError: the pool does not exist or serves the policy, an engine refuses the question, engines
-                failed on it three times, or no engine of the pool has answered for failurePolicy.stallSeconds (for an
-                hour, if none has answered at all). It is not recorded: a loop that runs again asks again.
+            TrajectoryError: an argument is malformed, the pool does not exist or serves the policy, an engine refuses
+                the question, engines failed on it three times, or no engine of the pool has answered for
+                failurePolicy.stallSeconds (for an hour, if none has answered at all). It is not recorded: a loop that
+                runs again asks again.
         """
 
     def encode(self, text: str) -> bytes:

@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 
 from rljob.runner.agents.refused_call import RefusedCallError
+from rljob.runner.call_arguments import MOST_STOP_CHARACTERS, MOST_STOP_STRINGS
 from rljob.runner.prompt_content import Messages
 
-MOST_STOP_STRINGS = 16
-MOST_STOP_CHARACTERS = 128
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """Role of a message → role in the chat template."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {

@@ -10,6 +10,7 @@ from typing import Any
 import blake3
 import msgspec
 
+from rljob.runner.call_arguments import checked_max_tokens, checked_stop
 from rljob.runner.context import TrajectoryError
 from rljob.runner.prompt_content import Messages
 
@@ -90,15 +91,14 @@ def make_question(
     is_chat = isinstance(content, list) and all(isinstance(each, dict) and "role" in each for each in content)
     if not content or not (isinstance(content, str) or is_chat):
         raise TrajectoryError(f"{asks} something else than a text or a list of messages with roles")
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-        raise TrajectoryError(f"{asks} with max_tokens {max_tokens!r}; give a whole number of at least 1")
+    most, stop = checked_max_tokens(asks, max_tokens), checked_stop(asks, stop)
     numbers = all(isinstance(each, int | float) and math.isfinite(each) for each in (temperature, top_p))
     if not (numbers and temperature >= 0 and 0 < top_p <= 1):
         raise TrajectoryError(
             f"{asks} with temperature {temperature!r} and top_p {top_p!r}; give a temperature of at least 0, and a "
             "top_p above 0 and at most 1"
         )
-    question = Question(pool, content, max_tokens, float(temperature), float(top_p), tuple(stop))
+    question = Question(pool, content, most, float(temperature), float(top_p), tuple(stop))
     try:
         size = len(question.body(0))
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError
