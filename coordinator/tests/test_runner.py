@@ -760,6 +760,8 @@ COUNT, TEXTS = "; give a whole number of at least 1", " in stop; give texts of 1
         ({"max_tokens": 0}, f"with max_tokens 0{COUNT}"),
         ({"max_tokens": -5}, f"with max_tokens -5{COUNT}"),
         ({"max_tokens": "7\n"}, f"with max_tokens '7\\n'{COUNT}"),
+        ({"stop": "END"}, "with stop 'END'; give a list of texts"),
+        ({"stop": ""}, "with stop ''; give a list of texts"),
         ({"stop": 5}, "with stop 5; give a list of texts"),
         ({"stop": b"x"}, "with stop b'x'; give a list of texts"),
         ({"stop": None}, "with stop None; give a list of texts"),

@@ -232,6 +232,7 @@ LEFT: list[asyncio.Task[Any]] = []
         (asking("teacher", CHAT, max_tokens=64 / 2), "with max_tokens 32.0; give a whole number of at least 1"),
         (asking("teacher", CHAT, stop=[""]), "with '' in stop; give texts of 1 to 128 characters"),
         (asking("teacher", CHAT, stop=[1]), "with 1 in stop; give texts of 1 to 128 characters"),
+        (asking("teacher", CHAT, stop="END"), "with stop 'END'; give a list of texts"),
         (asking("teacher", CHAT, stop=5), "with stop 5; give a list of texts"),
         (asking("teacher", CHAT, temperature=float("nan")), "with temperature nan and top_p 1.0; give a temperature"),
         (asking("teacher", CHAT, timeout_seconds=0), "with timeout_seconds 0; it must be above 0"),

@@ -30,10 +30,10 @@ def checked_stop(asks: str, value: Any) -> list[str]:
     """Return ``stop`` of a call, a list of plain texts. ``asks``: as above.
 
     Raises:
-        TrajectoryError: it is not a sequence of at most MOST_STOP_STRINGS texts of 1 to MOST_STOP_CHARACTERS
+        TrajectoryError: it is a text, or not a sequence of at most MOST_STOP_STRINGS texts of 1 to MOST_STOP_CHARACTERS
             characters.
     """
-    if isinstance(value, bytes) or not isinstance(value, Sequence):
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):  # a text is a sequence of its characters
         raise TrajectoryError(f"{asks} with stop {_shown(value)}; give a list of texts")
     if len(value) > MOST_STOP_STRINGS:
         raise TrajectoryError(f"{asks} with {len(value)} strings in stop; give at most {MOST_STOP_STRINGS}")
