@@ -302,7 +302,7 @@ async def test_a_result_without_meaning_fails_the_sample(stage, returns, scored,
     assert isinstance(result, TrajectoryFailed) and reason in result.reason
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit, KeyboardInterrupt, GeneratorExit])
 @pytest.mark.parametrize("in_thread", [False, True])
 async def test_an_error_of_the_program_is_the_reason_of_the_sample(stage, kind, in_thread):
     def fail(row):

@@ -54,7 +54,7 @@ def changes_rewards(rewards: list[float]) -> bool:
         (changes_rewards, (True, "")),
         (raises(ValueError("two\nlines")), (False, f"{NAME} raised ValueError: two\\nlines")),
         (raises(SystemExit(3)), (False, f"{NAME} raised SystemExit: 3")),
-        (raises(StopIteration()), (False, f"{NAME} raised StopIteration: ")),
+        (raises(StopIteration()), (False, f"{NAME} raised StopIteration")),
         (raises(BadError()), (False, f"{NAME} raised BadError")),
         (lambda rewards: 1, (False, f"{NAME} returned 1; return True or False")),
         (lambda rewards: None, (False, f"{NAME} returned None; return True or False")),

@@ -109,6 +109,8 @@ class Rows:
             raise RuntimeError("no such problem")
         if row == 14:
             raise ValueError("the file was changed")
+        if row in (15, 16):
+            raise StopIteration if row == 15 else KeyboardInterrupt
         return {"question": "x" * row, "answer": split, "metadata": {}}
 
     def size(self, split: str) -> int | None:
@@ -138,7 +140,9 @@ class Stage:
         runtimes: dict[str, TaskRuntime],
         runner: RunnerDriver,
         client: RewardClient,
+        prompts: PromptCache,
     ) -> None:
+        self.prompts = prompts
         self.runner = runner
         self.client = client
         self.coordinator = coordinator
@@ -188,7 +192,7 @@ async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
             {"sums": 7},
         )
         serving = asyncio.create_task(runner.run())
-        yield Stage(coordinator, reward, serving, runtimes, runner, client)
+        yield Stage(coordinator, reward, serving, runtimes, runner, client, prompts)
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         runner.close()
@@ -675,6 +679,37 @@ async def exits(context: Context) -> Score:
     sys.exit("enough")
 
 
+class OddError(BaseException):
+    """An exception that is no Exception."""
+
+
+class SilentError(BaseException):
+    """An exception without a text."""
+
+    def __str__(self) -> str:
+        raise OddError
+
+
+ODD = [
+    (KeyboardInterrupt(), "KeyboardInterrupt"),
+    (SystemExit(3), "SystemExit: 3"),
+    (GeneratorExit("end"), "GeneratorExit: end"),
+    (OddError("odd"), "OddError: odd"),
+    (SilentError(), "SilentError"),
+    (BaseExceptionGroup("all", [OddError()]), "BaseExceptionGroup: all (1 sub-exception)"),
+]
+
+
+def raises(error: BaseException) -> Loop:
+    """Return a loop that raises ``error`` after its first turn."""
+
+    async def loop(context: Context) -> Score:
+        await context.generate(context.prompt.token_ids)
+        raise error
+
+    return loop
+
+
 async def awaits_what_was_cancelled(context: Context) -> Score:
     work = asyncio.create_task(asyncio.sleep(3600))
     work.cancel()
@@ -714,6 +749,9 @@ async def gives_tokens_as_a_list(context: Context) -> Score:
         (raises_half_a_character, [], "ValueError: ?"),
         (cancels_itself, TURNS[:1], "the loop was cancelled"),
         (exits, [], "SystemExit: enough"),
+        *((raises(error), TURNS[:1], reason) for error, reason in ODD),
+        (raises(asyncio.CancelledError()), TURNS[:1], "the loop was cancelled"),
+        (raises(ValueError("x" * 5000)), TURNS[:1], f"ValueError: {'x' * 4083}…"),
         (awaits_what_was_cancelled, [], "awaited a task that was cancelled"),
         (leaves_while_a_turn_is_generated, [], "returned while turn 0 was generated"),
         (gives_tokens_as_a_list, [], "not the bytes of"),
@@ -733,6 +771,52 @@ async def test_an_error_of_a_loop_fails_its_sample_and_no_other(
     stage.use(single_turn)
     await coordinator.send(lease("g0.1", turns=[turn()]))
     assert (await coordinator.receive(TrajectoryScored)).sample == "g0.1"
+
+
+@pytest.mark.parametrize("error", [*(error for error, _ in ODD), ValueError("late")], ids=lambda e: type(e).__name__)
+async def test_a_cancelled_lease_ends_silently_whatever_its_loop_raises_then(
+    stage: Stage, error: BaseException
+) -> None:
+    raised = asyncio.Event()
+
+    async def loop(context: Context) -> Score:
+        try:
+            await context.generate(context.prompt.token_ids)
+        finally:
+            raised.set()
+            raise error
+        raise AssertionError("this is not reached")
+
+    coordinator = stage.coordinator
+    await coordinator.receive(RegisterRunner)
+    stage.use(loop)
+    await coordinator.send(lease("g0.0"))
+    await coordinator.receive(GenerateRequest)
+    await coordinator.send(Cancel(["g0.0"]))
+    await raised.wait()
+    stage.use(single_turn)
+    await coordinator.send(lease("g0.1", turns=[turn()]))
+    assert (await coordinator.receive(TrajectoryScored)).sample == "g0.1"
+
+
+async def test_a_task_that_is_destroyed_with_its_event_loop_fails_nothing(stage: Stage) -> None:
+    await stage.coordinator.receive(RegisterRunner)
+    await stage.coordinator.send(lease("g0.0"))
+    await stage.coordinator.receive(GenerateRequest)
+    trajectory = stage.runner._trajectories["g0.0"]
+    trajectory._task.get_coro().close()
+    assert not trajectory.finished
+
+
+@pytest.mark.parametrize(("row", "reason"), [(15, "StopIteration"), (16, "KeyboardInterrupt")])
+async def test_whatever_a_source_raises_fails_its_trajectory_and_is_not_kept(
+    stage: Stage, row: int, reason: str
+) -> None:
+    await stage.coordinator.receive(RegisterRunner)
+    for sample in ("g0.0", "g0.1"):
+        await stage.coordinator.send(lease(sample, row=row))
+        assert reason in (await stage.coordinator.receive(TrajectoryFailed)).reason
+    assert not stage.prompts._kept
 
 
 class Plain(str):

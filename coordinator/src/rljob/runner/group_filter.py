@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 from rljob.api.extensions import is_async, load
 from rljob.api.text_escape import short_line
 from rljob.protocol.runner_protocol import FilterGroup, GroupFiltered
+from rljob.runner.error_text import described_error
 
 MOST_CHARACTERS = 500
 """Of the text of an exception or a value in a reason."""
@@ -110,7 +111,7 @@ class FilterFunction:
                 return Verdict(bool(value))
             found = f"returned {short_line(repr(value), MOST_CHARACTERS)}; return True or False"
         except BaseException as error:  # noqa: BLE001 of a user's function: it becomes the reason of its samples
-            found = f"raised {type(error).__name__}{_text_of(error)}"
+            found = f"raised {short_line(described_error(error), MOST_CHARACTERS)}"
         return Verdict(False, f"{self._name} {found}")
 
 
@@ -118,13 +119,6 @@ def _is_bool(value: Any) -> bool:
     """Return whether a value is a bool of Python or of NumPy, which need not be installed."""
     kind = type(value)
     return isinstance(value, bool) or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"))
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return f": {short_line(str(error), MOST_CHARACTERS)}"
-    except BaseException:  # noqa: BLE001 a user's exception may not have a text
-        return ""
 
 
 class _Worker:

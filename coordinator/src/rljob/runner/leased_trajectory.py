@@ -25,6 +25,7 @@ from rljob.protocol.score_messages import Score
 from rljob.runner.agents.leased_agent import AgentRuntime, LeasedAgent
 from rljob.runner.branch_context import BranchContext
 from rljob.runner.context import TrajectoryError
+from rljob.runner.error_text import described_error, text_of
 from rljob.runner.leased_episode import EnvironmentRuntime, LeasedEpisode
 from rljob.runner.loops import Loop
 from rljob.runner.pools.leased_questions import NO_POOLS, LeasedQuestions, PoolRuntime
@@ -33,6 +34,9 @@ from rljob.runner.reward_routing import SampleScorer
 from rljob.runner.trajectory_result import scored_message
 
 log = logging.getLogger(__name__)
+
+MOST_REASON = 4096
+"""Characters of the reason of a failed sample: all trajectories share the connection that sends it."""
 
 
 class Codec(Protocol):
@@ -253,17 +257,16 @@ class LeasedTrajectory:
             self._arm()
             result = self._scored(context, await self.runtime.loop(context))
         except TrajectoryError as error:
-            self._fail(str(error))
+            self._fail(text_of(error))
         except asyncio.CancelledError:
             if self._cancelled or self.finished:
                 raise
             self._fail("the loop was cancelled, or awaited a task that was cancelled")
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # a source or a loop may raise anything; only its sample fails
+        except BaseException as error:  # a source or a loop may raise anything; only its sample fails
+            if asyncio.current_task(self._loop) is not self._task:  # GeneratorExit of a task that is destroyed
+                raise
             log.exception("sample %s failed", lease.sample)
-            self._fail(f"{type(error).__name__}: {error}")
+            self._fail(described_error(error))
         else:
             self._finish(result)
         finally:
@@ -306,13 +309,15 @@ class LeasedTrajectory:
         )
 
     def _fail(self, reason: str) -> None:
+        if len(reason) > MOST_REASON:
+            reason = f"{reason[: MOST_REASON - 1]}…"
         text = reason.encode(errors="replace").decode()  # lone surrogates in an exception message cannot be encoded
         self._finish(TrajectoryFailed(self.leased.sample, text, self.leased.attempt, self.leased.lease))
 
     def _finish(self, result: TrajectoryScored | TrajectoryFailed) -> None:
         self._end_watchdog()
         self._end_agent()
-        if self.finished:
+        if self.finished or self._cancelled:
             return
         self._end_calls()
         self._result = result

@@ -128,7 +128,7 @@ class PromptCache:
                 )
         try:
             return made.result()
-        except Exception:  # re-raised; a source may raise anything
+        except BaseException:  # re-raised; a source may raise anything
             self._kept.pop(key, None)
             raise
 
@@ -138,6 +138,9 @@ class PromptCache:
             thread.shutdown(wait=False, cancel_futures=True)
 
     def _make(self, task: str, split: str, row: int) -> Prompt:
-        problem = self._sources[task].problem(split, row)
+        try:
+            problem = self._sources[task].problem(split, row)
+        except StopIteration as error:  # a future does not take it, so all callers would wait
+            raise RuntimeError("StopIteration") from error
         with self._making:
             return self._maker.make(task, problem)

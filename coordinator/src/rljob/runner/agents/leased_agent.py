@@ -16,6 +16,7 @@ from rljob.runner.agents.agent_program import AgentProgram
 from rljob.runner.agents.agent_session import AgentSession
 from rljob.runner.chat import ChatTemplate
 from rljob.runner.context import AgentOutcome, Context, TrajectoryError
+from rljob.runner.error_text import described_error
 from rljob.runner.prompts import Encoder, Prompt
 from rljob.runner.sample_seed import sample_seed
 
@@ -106,9 +107,11 @@ class LeasedAgent:
             )
         except AgentProcessError as error:
             return None, str(error)
-        except (Exception, SystemExit) as error:  # a program may raise anything; only its sample fails
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a program may raise anything; only its sample fails
             log.warning("the agent of sample %s failed", self._lease.sample, exc_info=True)
-            return None, f"its agent raised {type(error).__name__}: {error}"
+            return None, f"its agent raised {described_error(error)}"
         return result, ""
 
     def _begin(self, text: str, token_ids: bytes) -> None:
