@@ -237,6 +237,27 @@ async def test_a_defect_ends_the_run_with_a_reason(new_world: Any, tmp_path: Pat
     assert world.run.failure is not None and world.run.failure[0] == "InternalError"
 
 
+@pytest.mark.parametrize("role", ["runner", "agent", "trainer"])
+async def test_a_defect_in_the_loss_of_a_peer_ends_the_run_with_a_reason(
+    new_world: Any, tmp_path: Path, monkeypatch: Any, role: str
+) -> None:
+    """The loss of a runner or an engine takes effect later, when no message is handled."""
+    world = new_world(job(), tmp_path)
+    await world.start()
+    world.connect_all()
+    await world.some(3)
+    owner, name, component = {
+        "runner": (world.run.trajectories, "lose_runner", world.runner),
+        "agent": (world.router.engines, "forget", world.agents[0]),
+        "trainer": (world.run.trainer, "lose", world.trainer),
+    }[role]
+    monkeypatch.setattr(owner, name, lambda lost: 1 // 0)
+    component.disconnect()
+    await world.some(3)
+    assert world.run.failure is not None and world.run.failure[0] == "InternalError"
+    assert "ZeroDivisionError" in world.run.failure[1]
+
+
 async def test_timing_does_not_change_the_batches_at_alpha_zero(new_world: Any, tmp_path: Path) -> None:
     tasks = [
         {"name": name, "weight": weight, "data": {"reasoningGym": {"dataset": "chain_sum"}}, "reward": "r"}

@@ -72,6 +72,11 @@ class MessageRouter:
     def lost(self, connection: Connection) -> None:
         """Handle the loss of a connection. Engines and runners get RECONNECT_SECONDS to reconnect."""
         connection.open = False
-        give_up = self._handlers[connection.role].disconnected(connection)
-        if give_up is not None:
-            asyncio.get_running_loop().call_later(RECONNECT_SECONDS, give_up)
+        with self._guard:
+            give_up = self._handlers[connection.role].disconnected(connection)
+            if give_up is not None:
+                asyncio.get_running_loop().call_later(RECONNECT_SECONDS, self._give_up, give_up)
+
+    def _give_up(self, give_up: Callable[[], None]) -> None:
+        with self._guard:
+            give_up()
