@@ -86,6 +86,18 @@ async def test_a_rejected_statement_ends_the_task() -> None:
     ledger.close()
 
 
+async def test_a_rejected_statement_that_nothing_reads_is_noticed_at_the_end() -> None:
+    ledger, seen = MemoryLedger(), list[str]()
+    committing = asyncio.create_task(ledger.run())
+    ledger.end_samples(["g7.0"], State.FAILED, "there is no such sample")
+    ledger.then(lambda: seen.append("effect"))
+    await asyncio.sleep(0)
+    assert seen == ["effect"], "unlike on disk: the statement has not been executed"
+    committing.cancel()
+    with pytest.raises(TransitionError, match=r"sample g7\.0"):
+        ledger.close()
+
+
 async def test_the_second_dispatch_of_a_sample_is_before_its_score(ledger: MemoryLedger) -> None:
     """All wait together, and rows of one statement are joined."""
     admit(ledger, "g0", members=2)

@@ -2,6 +2,11 @@
 
 Nothing that it has outlives the process, so a statement is executed when a query may read its rows, together with many
 others. Effects run in the iteration of the event loop in which those of a ledger on disk run at the earliest.
+
+In one way it differs from :class:`rljob.ledger.store.Store`: a statement that is rejected is noticed only when it is
+executed, at the latest when the ledger is closed. Effects of its commit, and of commits after it, have run by then. To
+execute the statements of each commit before its effects would take the time that this class saves. A rejected statement
+is a defect, and always ends a simulation with an error.
 """
 
 from __future__ import annotations
@@ -48,9 +53,16 @@ class MemoryLedger(LedgerWriter):
         self._execute()
         return super().query(statement, *row)
 
+    def close(self) -> None:
+        """Execute what waits, and close the ledger. Raises the error of a rejected statement."""
+        try:
+            self._execute()
+        finally:
+            super().close()
+
     async def run(self, interval: float = 0.0) -> None:
-        """Commit until cancelled, in the next iteration of the event loop. A rejected statement ends this task and the
-        simulation."""
+        """Commit until cancelled, in the next iteration of the event loop. An effect that raises ends this task and the
+        simulation, and so does a rejected statement that no query executes."""
         loop = asyncio.get_running_loop()
         self._failed, self._call_soon, self._due = loop.create_future(), loop.call_soon, True
         self._commit_queued()
