@@ -69,6 +69,24 @@ def test_the_timeline_shows_the_best_split(rljob, files, tmp_path):
     assert {(event["pid"], event["tid"], event["dur"]) for event in kinds["weights"]} == {(1, 0, 1e6), (2, 0, 1e6)}
 
 
+def test_a_split_that_takes_days_is_a_row_with_its_reason_beside_the_others(rljob, files):
+    """A step of 200 tokens takes 100000 s on one GPU of the trainer, and half of that on two."""
+    speeds = {"trainer": {"tokensPerSecondPerGpu": 0.002}}
+    code, out, err = rljob("simulate", *files(**speeds), "--steps", 1)
+    assert (code, err) == (0, "")
+    assert [line.split() for line in out.splitlines()[1:3]] == [
+        ["1", "1", "2", "50009.0", "s", "0%", "100%", "0.00", "0", "best,", "manifest"],
+        ["2", "2", "1", ">", "100000", "s", "-", "-", "-", "-"],
+    ]
+    assert out.splitlines()[3:] == [
+        "engines: 2: the trainer computes a step for 1.2 days; give it more GPUs, or correct "
+        "trainer.tokensPerSecondPerGpu and secondsPerStep"
+    ]
+    found = json.loads(rljob("simulate", *files(**speeds), "--steps", 1, "-o", "json")[1])
+    assert ([split["engines"] for split in found["splits"]], found["best"]) == ([1], 1)
+    assert [(split["engines"], split["leastStepSeconds"]) for split in found["slow"]] == [(2, 100_000.0)]
+
+
 @pytest.mark.parametrize("field", ["algorithm.groupFilter=nonconstant", "tasks[0].groupFilter.function=mine:accept"])
 def test_a_filter_costs_groups(rljob, files, field):
     every = rljob("simulate", *files(), "--set", f"spec.{field}", "-o", "json")[1]
@@ -92,6 +110,12 @@ def test_a_filter_costs_groups(rljob, files, field):
             {},
             ["--set", "spec.rollouts=[{name: a}, {name: b}]"],
             "job.yaml: spec.rollouts: has 2 training pools (a, b);",
+        ),
+        (
+            {"engine": {"tokensPerSecondPerSequence": 10.0, "tokensPerSecond": 0.0001}},
+            [],
+            "job.yaml: every split is too slow for a prediction; engines: 1: no sample was finished for a day; correct "
+            "engine.tokensPerSecondPerSequence 10, engine.tokensPerSecond 0.0001 or rewardSeconds 0\n",
         ),
         ({}, ["--gpus", "1"], "greater than or equal to 2"),
         ({}, ["--steps", "0"], "greater than or equal to 1"),

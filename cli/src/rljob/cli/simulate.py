@@ -20,7 +20,7 @@ from rljob.cli.manifest import read_settings
 from rljob.cli.options import File, Format, Output, Overrides, echo, print_json
 from rljob.local.errors import CliError
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
-from rljob.protocol.simulation_messages import SimulationRequest, SimulationResult, SplitPrediction
+from rljob.protocol.simulation_messages import SimulationRequest, SimulationResult, SlowSplit, SplitPrediction
 
 COLUMNS = ("engines", "GPUs rollout", "GPUs trainer", "step", "engines used", "trainer used", "staleness", "tokens/s")
 
@@ -68,7 +68,8 @@ def simulate(
     if trace is not None:
         trace.write_text(json.dumps(result.trace))
     if output is Format.JSON:
-        print_json({"gpus": request.devices, "best": result.best, "splits": msgspec.to_builtins(result.splits)})
+        splits = {"splits": msgspec.to_builtins(result.splits), "slow": msgspec.to_builtins(result.slow)}
+        print_json({"gpus": request.devices, "best": result.best, **splits})
     else:
         echo(_table(result, own))
 
@@ -93,21 +94,24 @@ def _simulated(request: SimulationRequest, source: str) -> SimulationResult:
 
 def _table(result: SimulationResult, own: tuple[int, int, int]) -> str:
     engines, devices, trainer = own
-    rows = [COLUMNS, *(_row(split, devices) for split in result.splits)]
+    splits = sorted([*result.splits, *result.slow], key=lambda split: split.engines)
+    rows = [COLUMNS, *(_row(split, devices) for split in splits)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    for i, split in enumerate(result.splits, 1):
+    for i, split in enumerate(splits, 1):
         notes = ["best"] if split.engines == result.best else []
         notes += ["manifest"] if (split.engines, split.trainer_devices) == (engines, trainer) else []
         lines[i] += f"  {', '.join(notes)}" if notes else ""
+    lines += [f"engines: {split.engines}: {split.reason}" for split in result.slow]
     return "\n".join(lines)
 
 
-def _row(split: SplitPrediction, devices: int) -> tuple[str, ...]:
+def _row(split: SplitPrediction | SlowSplit, devices: int) -> tuple[str, ...]:
+    numbers = (str(split.engines), str(split.engines * devices), str(split.trainer_devices))
+    if isinstance(split, SlowSplit):
+        return (*numbers, f"> {split.least_step_seconds:.0f} s", "-", "-", "-", "-")
     return (
-        str(split.engines),
-        str(split.engines * devices),
-        str(split.trainer_devices),
+        *numbers,
         f"{split.step_seconds:.1f} s",
         f"{split.engine_utilisation:.0%}",
         f"{split.trainer_utilisation:.0%}",

@@ -26,14 +26,14 @@ def main() -> None:
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=SimulationRequest)
     job, speeds = RLJob.model_validate(request.job), Speeds.model_validate(request.speeds)
     try:
-        splits = predict(job, speeds, request.devices, request.steps)
+        splits, slow = predict(job, speeds, request.devices, request.steps)
         best, timeline = best_split(splits), Timeline()
         if request.trace:
             predict_split(job, speeds, best.engines, best.trainer_devices, request.steps, timeline)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(CONFIGURATION_ERROR)
-    result = SimulationResult(splits, best.engines, timeline.to_json() if request.trace else {})
+    result = SimulationResult(splits, slow, best.engines, timeline.to_json() if request.trace else {})
     sys.stdout.buffer.write(msgspec.json.encode(result))
 
 

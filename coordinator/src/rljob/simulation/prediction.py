@@ -5,26 +5,27 @@ from __future__ import annotations
 import asyncio
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rljob.api.models import RLJob
 from rljob.api.roles import Rollout
 from rljob.api.speeds import Speeds
 from rljob.protocol.agent_protocol import Generate
-from rljob.protocol.simulation_messages import SplitPrediction
+from rljob.protocol.simulation_messages import SlowSplit, SplitPrediction
 from rljob.protocol.trainer_protocol import Train
 from rljob.runner.group_filter import Verdict
 from rljob.scheduling.seeds import derive
 from rljob.simulation.simulated_engine import EngineModel, SimulationRecorder
-from rljob.simulation.simulated_run import Outcome, SimulatedCluster, simulate
+from rljob.simulation.simulated_run import STANDSTILL_SECONDS, Outcome, SimulatedCluster, simulate
+from rljob.simulation.virtual_time import StandstillError
 
 MAX_SPLITS = 12
 """Splits that are simulated at first; then those between the neighbours of the best one."""
 NORMAL = statistics.NormalDist()
 
 
-def predict(job: RLJob, speeds: Speeds, devices: int, steps: int) -> list[SplitPrediction]:
-    """Return the predictions of all simulated splits, by number of engines.
+def predict(job: RLJob, speeds: Speeds, devices: int, steps: int) -> tuple[list[SplitPrediction], list[SlowSplit]]:
+    """Return the predictions of all simulated splits, and the splits that are too slow for one, by number of engines.
 
     Args:
         job: resolved; see :func:`simulated_job` for the parts that are left out.
@@ -33,7 +34,7 @@ def predict(job: RLJob, speeds: Speeds, devices: int, steps: int) -> list[SplitP
         steps: simulated optimizer steps that count, after :func:`warm_up_steps` others.
 
     Raises:
-        ValueError: the job cannot be simulated, or there is no split.
+        ValueError: the job cannot be simulated, or there is no split, or all are too slow.
     """
     pool = training_pool(job)
     largest = (devices - 1) // pool.devices
@@ -42,7 +43,7 @@ def predict(job: RLJob, speeds: Speeds, devices: int, steps: int) -> list[SplitP
             f"--gpus is {devices}: one engine needs {pool.devices} and the trainer at least 1; give at least "
             f"{pool.devices + 1}"
         )
-    found: dict[int, SplitPrediction] = {}
+    found: dict[int, SplitPrediction | SlowSplit] = {}
     for engines in _spread(1, largest):
         found[engines] = predict_split(job, speeds, engines, devices - engines * pool.devices, steps)
     best = best_split(list(found.values())).engines
@@ -51,7 +52,11 @@ def predict(job: RLJob, speeds: Speeds, devices: int, steps: int) -> list[SplitP
     for engines in _spread(below, above):
         if engines not in found:
             found[engines] = predict_split(job, speeds, engines, devices - engines * pool.devices, steps)
-    return [found[engines] for engines in sorted(found)]
+    splits = [found[engines] for engines in sorted(found)]
+    return (
+        [split for split in splits if isinstance(split, SplitPrediction)],
+        [split for split in splits if isinstance(split, SlowSplit)],
+    )
 
 
 def _spread(first: int, last: int) -> Iterator[int]:
@@ -65,8 +70,17 @@ def _spread(first: int, last: int) -> Iterator[int]:
         previous = number
 
 
-def best_split(predictions: list[SplitPrediction]) -> SplitPrediction:
-    """Return the split with the shortest step; of equal ones that with the fewest engines."""
+def best_split(splits: Sequence[SplitPrediction | SlowSplit]) -> SplitPrediction:
+    """Return the split with the shortest step; of equal ones that with the fewest engines.
+
+    Raises:
+        ValueError: all splits are too slow.
+    """
+    predictions = [split for split in splits if isinstance(split, SplitPrediction)]
+    if not predictions:
+        first = splits[0]
+        assert isinstance(first, SlowSplit)
+        raise ValueError(f"every split is too slow for a prediction; engines: {first.engines}: {first.reason}")
     return min(predictions, key=lambda each: (each.step_seconds, each.engines))
 
 
@@ -104,7 +118,7 @@ def predict_split(
     trainer_devices: int,
     steps: int,
     recorder: SimulationRecorder | None = None,
-) -> SplitPrediction:
+) -> SplitPrediction | SlowSplit:
     """Simulate one split; arguments as for :func:`predict`.
 
     Raises:
@@ -144,10 +158,28 @@ def predict_split(
     )
     try:
         outcome = simulate(simulated_job(job, warm_up + steps + staleness), cluster, recorder=recorder)
+    except StandstillError:
+        return _slow(engines, trainer_devices, speeds, max(durations, default=0.0))
     except RuntimeError as error:
         raise ValueError(f"the simulated run failed: {error}") from None
     busy = sum(durations[warm_up : warm_up + steps])
     return _prediction(outcome, warm_up, steps, engines, trainer_devices, speeds, busy)
+
+
+def _slow(engines: int, trainer_devices: int, speeds: Speeds, train_seconds: float) -> SlowSplit:
+    """Return why nothing happened for a day; ``train_seconds``: of the longest step that the trainer began."""
+    if train_seconds >= STANDSTILL_SECONDS:
+        reason = (
+            f"the trainer computes a step for {train_seconds / STANDSTILL_SECONDS:.1f} days; give it more GPUs, or "
+            "correct trainer.tokensPerSecondPerGpu and secondsPerStep"
+        )
+        return SlowSplit(engines, trainer_devices, train_seconds, reason)
+    reason = (
+        "no sample was finished for a day; correct engine.tokensPerSecondPerSequence "
+        f"{speeds.engine.tokens_per_second_per_sequence:g}, engine.tokensPerSecond "
+        f"{speeds.engine.tokens_per_second:g} or rewardSeconds {speeds.reward_seconds:g}"
+    )
+    return SlowSplit(engines, trainer_devices, STANDSTILL_SECONDS, reason)
 
 
 def _prediction(

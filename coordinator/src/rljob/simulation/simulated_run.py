@@ -31,6 +31,9 @@ from rljob.simulation.simulated_trainer import SimulatedTrainer
 from rljob.simulation.virtual_time import StandstillError, run_in_virtual_time
 
 STANDSTILL_SECONDS = 86_400.0
+"""A day of virtual time in which no engine and no trainer does anything ends a simulation."""
+WATCH_SECONDS = STANDSTILL_SECONDS / 24
+"""Virtual time between two looks at what they did."""
 COLLECTIONS = (100_000, 50, 50)
 """Thresholds of the garbage collector, as those of the coordinator's service: few objects of a run are in cycles."""
 
@@ -210,10 +213,12 @@ class SimulatedRun:
 
     async def _watch(self) -> None:
         """Raise StandstillError if engines and trainer do nothing for a day. Heartbeats never end by themselves."""
-        before = -1
-        while (now := self.outcome.events + len(self.outcome.steps)) > before:
-            before = now
-            await asyncio.sleep(STANDSTILL_SECONDS)
+        loop, before, changed = asyncio.get_running_loop(), -1, 0.0
+        while loop.time() - changed < STANDSTILL_SECONDS:
+            now = self.outcome.events + len(self.outcome.steps)
+            if now > before:
+                before, changed = now, loop.time()
+            await asyncio.sleep(WATCH_SECONDS)
         raise StandstillError(f"no engine and no trainer did anything for {STANDSTILL_SECONDS:g} s of virtual time")
 
     def _connect(self) -> None:
