@@ -69,6 +69,16 @@ def test_the_timeline_shows_the_best_split(rljob, files, tmp_path):
     assert {(event["pid"], event["tid"], event["dur"]) for event in kinds["weights"]} == {(1, 0, 1e6), (2, 0, 1e6)}
 
 
+def test_the_answers_of_each_task_end_at_its_own_limit(rljob, files, manifest):
+    """Two tasks of equal weight take turns with the two groups of a batch: 2 × 10 and 2 × 40 tokens, at 20 a second."""
+    tasks = manifest["spec"]["tasks"]
+    tasks.append(tasks[0] | {"name": "short", "sampling": {"maxTokens": 10}})
+    found = json.loads(rljob("simulate", *files(), "--steps", 20, "-o", "json")[1])["splits"][0]
+    tokens = found["tokensPerSecond"] * found["stepSeconds"]
+    assert tokens == pytest.approx(2 * 10 + 2 * 40)
+    assert found["stepSeconds"] == pytest.approx(4 * 10 / 20 + 2 * 30 / 20 + (100 + 4 * 10) / 200 + 1)
+
+
 def test_a_split_that_takes_days_is_a_row_with_its_reason_beside_the_others(rljob, files):
     """A step of 200 tokens takes 100000 s on one GPU of the trainer, and half of that on two."""
     speeds = {"trainer": {"tokensPerSecondPerGpu": 0.002}}

@@ -210,19 +210,19 @@ class _Answers:
 
     def __init__(self, job: RLJob, speeds: Speeds) -> None:
         self._answers = speeds.answers
-        room = training_pool(job).max_model_length - speeds.prompt_tokens
-        if room < 1:
+        self._room = training_pool(job).max_model_length - speeds.prompt_tokens
+        if self._room < 1:
             raise ValueError(
                 f"promptTokens is {speeds.prompt_tokens}, which leaves no room in maxModelLength "
                 f"{training_pool(job).max_model_length}; lower it"
             )
-        self._limit = min(room, max(task.sampling.max_tokens for task in job.spec.tasks))
         self.tokens: dict[str, float] = {}
 
     def of(self, request: Generate) -> float:
-        """Return the tokens of an answer."""
+        """Return the tokens of an answer: at most its task's maxTokens."""
+        limit = float(min(self._room, request.sampling.max_tokens))
         normal = NORMAL.inv_cdf(_fraction(request.sampling.seed))
-        tokens = min(float(self._limit), max(1.0, self._answers.median_tokens * math.exp(self._answers.sigma * normal)))
+        tokens = min(limit, max(1.0, self._answers.median_tokens * math.exp(self._answers.sigma * normal)))
         self.tokens[request.request_id.sample] = tokens
         return tokens
 
