@@ -97,12 +97,37 @@ def test_a_split_that_takes_days_is_a_row_with_its_reason_beside_the_others(rljo
     assert [(split["engines"], split["leastStepSeconds"]) for split in found["slow"]] == [(2, 100_000.0)]
 
 
-@pytest.mark.parametrize("field", ["algorithm.groupFilter=nonconstant", "tasks[0].groupFilter.function=mine:accept"])
+FILTERS = [
+    "algorithm.groupFilter=nonconstant",
+    "tasks[0].groupFilter.function=mine:accept",
+    "tasks[0].groupFilter.minMean=0.6",
+    "tasks[0].groupFilter.maxMean=-1",
+]
+
+
+@pytest.mark.parametrize("field", FILTERS)
+def test_a_filter_accepts_every_group_unless_told_otherwise_and_a_note_says_so(rljob, files, field):
+    free = json.loads(rljob("simulate", *files(), "--steps", 2, "-o", "json")[1])
+    code, out, err = rljob("simulate", *files(), "--steps", 2, "--set", f"spec.{field}", "-o", "json")
+    assert (code, err) == (0, "")
+    assert (free["notes"], json.loads(out)["splits"]) == ([], free["splits"])
+    note = (
+        "acceptedGroups is 1: every group of sums is trained, whatever the groupFilter; give the part that it accepts"
+    )
+    assert json.loads(out)["notes"] == [note]
+
+
+@pytest.mark.parametrize("field", FILTERS)
 def test_a_filter_costs_groups(rljob, files, field):
-    every = rljob("simulate", *files(), "--set", f"spec.{field}", "-o", "json")[1]
-    half = rljob("simulate", *files(acceptedGroups=0.5), "--set", f"spec.{field}", "-o", "json")[1]
-    seconds = [json.loads(out)["splits"][0]["stepSeconds"] for out in (every, half)]
-    assert seconds[1] > 1.3 * seconds[0]
+    found = json.loads(rljob("simulate", *files(acceptedGroups=0.5), "--set", f"spec.{field}", "-o", "json")[1])
+    assert found["splits"][0]["stepSeconds"] > 1.3 * 10
+    assert found["notes"] == ["acceptedGroups is 0.5: so many groups of sums are trained, chosen at random"]
+
+
+def test_accepted_groups_of_a_job_without_filters_have_no_effect_and_a_note_says_so(rljob, files):
+    out = rljob("simulate", *files(acceptedGroups=0.5))[1].splitlines()
+    assert out[1].split()[3] == "10.0"
+    assert out[3:] == ["acceptedGroups is 0.5, but no task has a groupFilter: every group is trained"]
 
 
 @pytest.mark.parametrize(
@@ -127,6 +152,11 @@ def test_a_filter_costs_groups(rljob, files, field):
             "job.yaml: every split is too slow for a prediction; engines: 1: no sample was finished for a day; correct "
             "engine.tokensPerSecondPerSequence 10, engine.tokensPerSecond 0.0001 or rewardSeconds 0\n",
         ),
+        (
+            {"engine": SPEEDS["engine"] | {"weightUpdateSeconds": 61}},
+            [],
+            "job.yaml: engine.weightUpdateSeconds is 61: an update fails after spec.weightSync.timeoutSeconds 60; ",
+        ),
         ({}, ["--gpus", "1"], "greater than or equal to 2"),
         ({}, ["--steps", "0"], "greater than or equal to 1"),
     ],
@@ -144,8 +174,11 @@ def test_a_missing_file_of_speeds_is_named(rljob, files, tmp_path):
     assert err == f"rljob: {tmp_path / 'none.yaml'}: there is no such file; give the path of a YAML file\n"
 
 
-def test_a_job_that_fails_in_the_simulation_is_named(rljob, files):
+def test_a_job_that_fails_in_the_simulation_is_named(rljob, files, tmp_path):
     arguments = ["--set", "spec.algorithm.groupFilter=nonconstant"]
     code, _, err = rljob("simulate", *files(acceptedGroups=1e-9), *arguments)
     assert code == 2
-    assert "job.yaml: the simulated run failed: AllGroupsFiltered: " in err
+    assert err == (
+        f"rljob: {tmp_path / 'job.yaml'}: acceptedGroups is 1e-09: the run would fail, as no group of "
+        "50 batches in a row is accepted; raise it\n"
+    ), "once"

@@ -69,7 +69,7 @@ def simulate(
         trace.write_text(json.dumps(result.trace))
     if output is Format.JSON:
         splits = {"splits": msgspec.to_builtins(result.splits), "slow": msgspec.to_builtins(result.slow)}
-        print_json({"gpus": request.devices, "best": result.best, **splits})
+        print_json({"gpus": request.devices, "best": result.best, **splits, "notes": result.notes})
     else:
         echo(_table(result, own))
 
@@ -103,6 +103,7 @@ def _table(result: SimulationResult, own: tuple[int, int, int]) -> str:
         notes += ["manifest"] if (split.engines, split.trainer_devices) == (engines, trainer) else []
         lines[i] += f"  {', '.join(notes)}" if notes else ""
     lines += [f"engines: {split.engines}: {split.reason}" for split in result.slow]
+    lines += result.notes
     return "\n".join(lines)
 
 

@@ -1,11 +1,12 @@
 """Entry point of a simulation: ``rljob simulate`` starts it, because the command line imports no component.
 
 Reads a :class:`SimulationRequest` as JSON from stdin, and writes a :class:`SimulationResult` as JSON to stdout. A
-problem with the request is written to stderr, and the exit code is 2.
+problem with the request is one sentence on stderr, and the exit code is 2.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 
@@ -14,13 +15,15 @@ from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
 def main() -> None:
     """Simulate."""
-    logging.basicConfig(level=logging.ERROR)
+    log = io.StringIO()
+    logging.basicConfig(level=logging.ERROR, stream=log)
     import msgspec
 
     from rljob.api.models import RLJob
     from rljob.api.speeds import Speeds
     from rljob.protocol.simulation_messages import SimulationRequest, SimulationResult
     from rljob.simulation.prediction import best_split, predict, predict_split
+    from rljob.simulation.prediction_notes import prediction_notes
     from rljob.simulation.timeline import Timeline
 
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=SimulationRequest)
@@ -33,7 +36,12 @@ def main() -> None:
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(CONFIGURATION_ERROR)
-    result = SimulationResult(splits, slow, best.engines, timeline.to_json() if request.trace else {})
+    except Exception:  # a defect: the log says where, and the exit code is 1
+        sys.stderr.write(log.getvalue())
+        raise
+    result = SimulationResult(
+        splits, slow, prediction_notes(job, speeds), best.engines, timeline.to_json() if request.trace else {}
+    )
     sys.stdout.buffer.write(msgspec.json.encode(result))
 
 

@@ -10,13 +10,15 @@ from collections.abc import Iterator, Sequence
 from rljob.api.models import RLJob
 from rljob.api.roles import Rollout
 from rljob.api.speeds import Speeds
+from rljob.api.tasks import Task, TaskGroupFilter
+from rljob.coordinator.sample_outcomes import MAX_REJECTED_BATCHES
 from rljob.protocol.agent_protocol import Generate
 from rljob.protocol.simulation_messages import SlowSplit, SplitPrediction
 from rljob.protocol.trainer_protocol import Train
-from rljob.runner.group_filter import Verdict
 from rljob.scheduling.seeds import derive
+from rljob.simulation.prediction_notes import is_filtered
 from rljob.simulation.simulated_engine import EngineModel, SimulationRecorder
-from rljob.simulation.simulated_run import STANDSTILL_SECONDS, Outcome, SimulatedCluster, simulate
+from rljob.simulation.simulated_run import STANDSTILL_SECONDS, Outcome, SimulatedCluster, SimulatedRunError, simulate
 from rljob.simulation.virtual_time import StandstillError
 
 MAX_SPLITS = 12
@@ -42,6 +44,12 @@ def predict(job: RLJob, speeds: Speeds, devices: int, steps: int) -> tuple[list[
         raise ValueError(
             f"--gpus is {devices}: one engine needs {pool.devices} and the trainer at least 1; give at least "
             f"{pool.devices + 1}"
+        )
+    limit = job.spec.weight_sync.timeout_seconds
+    if speeds.engine.weight_update_seconds > limit:
+        raise ValueError(
+            f"engine.weightUpdateSeconds is {speeds.engine.weight_update_seconds:g}: an update fails after "
+            f"spec.weightSync.timeoutSeconds {limit:g}; raise that, or lower weightUpdateSeconds"
         )
     found: dict[int, SplitPrediction | SlowSplit] = {}
     for engines in _spread(1, largest):
@@ -97,8 +105,10 @@ def training_pool(job: RLJob) -> Rollout:
     return pools[0]
 
 
-def simulated_job(job: RLJob, steps: int) -> RLJob:
-    """Return the job that is simulated: without evaluations, and with checkpoints at the end only."""
+def simulated_job(job: RLJob, steps: int, accepted_groups: float) -> RLJob:
+    """Return the job that is simulated: without evaluations, with checkpoints at the end only, and with
+    ``accepted_groups``, the part of the groups that the filters accept, in place of their conditions: simulated rewards
+    say nothing about real ones."""
     spec = job.spec
     training = spec.training.model_copy(update={"steps": steps})
     checkpoints = spec.checkpoints.model_copy(update={"every_steps": max(1, steps)})
@@ -106,9 +116,16 @@ def simulated_job(job: RLJob, steps: int) -> RLJob:
         "training": training,
         "checkpoints": checkpoints,
         "evaluation": None,
+        "tasks": [_with_simulated_filter(task, accepted_groups) for task in spec.tasks],
         "rollouts": [training_pool(job)],
     }
     return job.model_copy(update={"spec": spec.model_copy(update=changes)})
+
+
+def _with_simulated_filter(task: Task, accepted_groups: float) -> Task:
+    """Return the task with a filter that accepts groups with reward 1 and rejects those with reward 0, or with none."""
+    rejects = is_filtered(task) and accepted_groups < 1
+    return task.model_copy(update={"group_filter": TaskGroupFilter(kind="none", min_mean=0.5 if rejects else None)})
 
 
 def predict_split(
@@ -133,11 +150,8 @@ def predict_split(
 
     async def reward(sample: str) -> float:
         await asyncio.sleep(speeds.reward_seconds)
-        group, member = sample.split(".")
-        return float(_fraction(derive(seed, group, 0, 0)) < speeds.accepted_groups and int(member) % 2)
-
-    async def group_filter(rewards: list[float]) -> Verdict:
-        return Verdict(speeds.accepted_groups == 1 or max(rewards) > 0)
+        group = sample.partition(".")[0]
+        return float(_fraction(derive(seed, group, 0, 0)) < speeds.accepted_groups)
 
     durations: list[float] = []
 
@@ -153,17 +167,29 @@ def predict_split(
         train_seconds,
         speeds.engine.weight_update_seconds,
         reward,
-        filter=group_filter,
         runners=job.spec.runner.replicas.min,
     )
     try:
-        outcome = simulate(simulated_job(job, warm_up + steps + staleness), cluster, recorder=recorder)
+        simulated = simulated_job(job, warm_up + steps + staleness, speeds.accepted_groups)
+        outcome = simulate(simulated, cluster, recorder=recorder)
     except StandstillError:
         return _slow(engines, trainer_devices, speeds, max(durations, default=0.0))
-    except RuntimeError as error:
-        raise ValueError(f"the simulated run failed: {error}") from None
+    except SimulatedRunError as error:
+        raise _problem(error, speeds) from None
     busy = sum(durations[warm_up : warm_up + steps])
     return _prediction(outcome, warm_up, steps, engines, trainer_devices, speeds, busy)
+
+
+def _problem(error: SimulatedRunError, speeds: Speeds) -> Exception:
+    """Return the error of a run that failed; a defect stays one."""
+    if error.reason == "InternalError":
+        return error
+    if error.reason == "AllGroupsFiltered":
+        return ValueError(
+            f"acceptedGroups is {speeds.accepted_groups:g}: the run would fail, as no group of {MAX_REJECTED_BATCHES} "
+            "batches in a row is accepted; raise it"
+        )
+    return ValueError(f"the simulated run failed: {error}")
 
 
 def _slow(engines: int, trainer_devices: int, speeds: Speeds, train_seconds: float) -> SlowSplit:

@@ -37,6 +37,15 @@ WATCH_SECONDS = STANDSTILL_SECONDS / 24
 COLLECTIONS = (100_000, 50, 50)
 """Thresholds of the garbage collector, as those of the coordinator's service: few objects of a run are in cycles."""
 
+
+class SimulatedRunError(RuntimeError):
+    """The run failed. ``reason``: one word."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason = reason
+
+
 SampleReward = Callable[[str], Awaitable[float]]
 """Returns the reward of a sample, after the time that its reward service takes."""
 
@@ -184,7 +193,7 @@ class SimulatedRun:
         """Run to the end of the job on the current event loop.
 
         Raises:
-            RuntimeError: the run failed.
+            SimulatedRunError: the run failed.
         StandstillError: the run makes no progress.
         """
         loop, spec = asyncio.get_running_loop(), self._job.spec
@@ -203,7 +212,7 @@ class SimulatedRun:
         for task in done:
             task.result()
         if run.failure is not None:
-            raise RuntimeError(": ".join(run.failure))
+            raise SimulatedRunError(*run.failure)
         self.outcome.events += self.traffic.messages
         self.outcome.ends = run.ends
         queue = run.trajectories.queue

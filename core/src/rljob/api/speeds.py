@@ -59,7 +59,7 @@ class Speeds(Model):
     reward_seconds: Seconds = 0.0
     """Time to score a sample."""
     accepted_groups: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Part of the groups that the `groupFilter` of their task accepts."""
+    """Part of the groups that the `groupFilter` of their task accepts. Its conditions are not simulated."""
 
 
 def read_speeds(data: Mapping[str, Any], source: str) -> Speeds:
