@@ -85,7 +85,7 @@ def test_a_split_that_takes_days_is_a_row_with_its_reason_beside_the_others(rljo
     code, out, err = rljob("simulate", *files(**speeds), "--steps", 1)
     assert (code, err) == (0, "")
     assert [line.split() for line in out.splitlines()[1:3]] == [
-        ["1", "1", "2", "50009.0", "s", "0%", "100%", "0.00", "0", "best,", "manifest"],
+        ["1", "1", "2", "50009.0", "s", "<1%", "100%", "0.00", "0.0032", "best,", "manifest"],
         ["2", "2", "1", ">", "100000", "s", "-", "-", "-", "-"],
     ]
     assert out.splitlines()[3:] == [
@@ -124,6 +124,20 @@ def test_a_filter_costs_groups(rljob, files, field):
     assert found["notes"] == ["acceptedGroups is 0.5: so many groups of sums are trained, chosen at random"]
 
 
+def test_a_split_whose_engines_had_worked_ahead_shows_no_zero(rljob, files):
+    """One slow GPU of the trainer: the engines generated the samples of the one counted step before it."""
+    slow = {"trainer": {"tokensPerSecondPerGpu": 0.1}}
+    arguments = [*files(**slow), "--steps", 1, "--set", "spec.training.maxStaleness=4"]
+    _, out, _ = rljob("simulate", *arguments)
+    lines = [line.split() for line in out.splitlines()]
+    assert [(line[5], line[8]) for line in lines[1:3]] == [("2%", "0.48"), ("-", "-")]
+    assert out.splitlines()[3:] == [
+        "engines: 2: no answer ended in the counted steps: their samples were generated before; raise --steps (1)",
+        "--steps is 1, less than maxStaleness 4: engines may work ahead or wait in all of them; --steps 4 gives better "
+        "means",
+    ]
+
+
 def test_accepted_groups_of_a_job_without_filters_have_no_effect_and_a_note_says_so(rljob, files):
     out = rljob("simulate", *files(acceptedGroups=0.5))[1].splitlines()
     assert out[1].split()[3] == "10.0"
@@ -156,6 +170,12 @@ def test_accepted_groups_of_a_job_without_filters_have_no_effect_and_a_note_says
             {"engine": SPEEDS["engine"] | {"weightUpdateSeconds": 61}},
             [],
             "job.yaml: engine.weightUpdateSeconds is 61: an update fails after spec.weightSync.timeoutSeconds 60; ",
+        ),
+        (
+            {},
+            ["--gpus", "100000"],
+            "job.yaml: --gpus is 100000: with one GPU of the trainer there are 99999 engines, and a pool has at "
+            "most 1024; give at most 1025\n",
         ),
         ({}, ["--gpus", "1"], "greater than or equal to 2"),
         ({}, ["--steps", "0"], "greater than or equal to 1"),

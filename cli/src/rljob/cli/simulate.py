@@ -114,8 +114,18 @@ def _row(split: SplitPrediction | SlowSplit, devices: int) -> tuple[str, ...]:
     return (
         *numbers,
         f"{split.step_seconds:.1f} s",
-        f"{split.engine_utilisation:.0%}",
-        f"{split.trainer_utilisation:.0%}",
+        _part(split.engine_utilisation),
+        _part(split.trainer_utilisation),
         f"{split.mean_staleness:.2f}",
-        f"{split.tokens_per_second:.0f}",
+        _rate(split.tokens_per_second),
     )
+
+
+def _part(part: float) -> str:
+    """Return a part of the time, "-" if it is 0."""
+    return "<1%" if 0 < part < 0.005 else f"{part:.0%}" if part else "-"
+
+
+def _rate(rate: float) -> str:
+    """Return tokens per second, "-" if there were none."""
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}" if rate else "-"

@@ -40,7 +40,11 @@ def main() -> None:
         sys.stderr.write(log.getvalue())
         raise
     result = SimulationResult(
-        splits, slow, prediction_notes(job, speeds), best.engines, timeline.to_json() if request.trace else {}
+        splits,
+        slow,
+        prediction_notes(job, speeds, request.steps, splits),
+        best.engines,
+        timeline.to_json() if request.trace else {},
     )
     sys.stdout.buffer.write(msgspec.json.encode(result))
 

@@ -23,6 +23,8 @@ from rljob.simulation.virtual_time import StandstillError
 
 MAX_SPLITS = 12
 """Splits that are simulated at first; then those between the neighbours of the best one."""
+MOST_ENGINES = 1024
+"""Of a split: as many as a pool may have."""
 NORMAL = statistics.NormalDist()
 
 
@@ -44,6 +46,11 @@ def predict(job: RLJob, speeds: Speeds, devices: int, steps: int) -> tuple[list[
         raise ValueError(
             f"--gpus is {devices}: one engine needs {pool.devices} and the trainer at least 1; give at least "
             f"{pool.devices + 1}"
+        )
+    if largest > MOST_ENGINES:
+        raise ValueError(
+            f"--gpus is {devices}: with one GPU of the trainer there are {largest} engines, and a pool has at most "
+            f"{MOST_ENGINES}; give at most {(MOST_ENGINES + 1) * pool.devices}"
         )
     limit = job.spec.weight_sync.timeout_seconds
     if speeds.engine.weight_update_seconds > limit:

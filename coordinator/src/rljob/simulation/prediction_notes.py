@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from rljob.api.models import RLJob
 from rljob.api.speeds import Speeds
 from rljob.api.tasks import Task
+from rljob.protocol.simulation_messages import SplitPrediction
 
 
-def prediction_notes(job: RLJob, speeds: Speeds) -> list[str]:
-    """Return the notes of a prediction."""
-    return [*_about_filters(job, speeds.accepted_groups)]
+def prediction_notes(job: RLJob, speeds: Speeds, steps: int, splits: list[SplitPrediction]) -> list[str]:
+    """Return the notes of the predictions of ``splits`` from ``steps`` counted steps."""
+    return [*_about_filters(job, speeds.accepted_groups), *_about_steps(job, steps, splits)]
 
 
 def is_filtered(task: Task) -> bool:
@@ -31,4 +32,19 @@ def _about_filters(job: RLJob, accepted: float) -> Iterator[str]:
         yield (
             f"acceptedGroups is 1: every group of {', '.join(filtered)} is trained, whatever the groupFilter; give the "
             "part that it accepts"
+        )
+
+
+def _about_steps(job: RLJob, steps: int, splits: list[SplitPrediction]) -> Iterator[str]:
+    staleness = job.spec.training.max_staleness
+    idle = [str(split.engines) for split in splits if not split.tokens_per_second]
+    if idle:
+        yield (
+            f"engines: {', '.join(idle)}: no answer ended in the counted steps: their samples were generated "
+            f"before; raise --steps ({steps})"
+        )
+    if steps < staleness:
+        yield (
+            f"--steps is {steps}, less than maxStaleness {staleness}: engines may work ahead or wait in all of them; "
+            f"--steps {staleness} gives better means"
         )
