@@ -79,6 +79,17 @@ def test_the_answers_of_each_task_end_at_its_own_limit(rljob, files, manifest):
     assert found["stepSeconds"] == pytest.approx(4 * 10 / 20 + 2 * 30 / 20 + (100 + 4 * 10) / 200 + 1)
 
 
+def test_splits_beside_the_best_one_of_the_first_twelve_are_simulated_too(rljob, files):
+    """34 splits, every third one at first. Two answers for each of two engines take 4 s, and more engines
+    only take GPUs from the trainer; of the first twelve, 4 engines are best."""
+    found = json.loads(rljob("simulate", *files(), "--gpus", 35, "--steps", 1, "-o", "json")[1])
+    assert [split["engines"] for split in found["splits"]] == [1, 2, 3, 4, 5, 6, *range(7, 35, 3)]
+    assert found["best"] == 2
+    best = found["splits"][1]
+    assert (best["engines"], best["trainerDevices"]) == (2, 33)
+    assert best["stepSeconds"] == pytest.approx(4 + 4 * 50 / (33 * 100) + 1)
+
+
 def test_a_split_that_takes_days_is_a_row_with_its_reason_beside_the_others(rljob, files):
     """A step of 200 tokens takes 100000 s on one GPU of the trainer, and half of that on two."""
     speeds = {"trainer": {"tokensPerSecondPerGpu": 0.002}}
