@@ -121,6 +121,101 @@ async def test_one_engine_that_fails_often_during_an_update_of_others_does_not_e
     assert world.run.finished
 
 
+def answer_by_hand(agent: Any) -> None:
+    """Let an agent hold each prepared update until :func:`fail_next` or :func:`commit_next`."""
+    agent.step = lambda: super(type(agent), agent).step()
+
+
+async def prepared(world: Any, agent: Any) -> None:
+    """Wait until an agent has prepared its next update."""
+    for _ in range(20):
+        if agent.preparing is not None:
+            return
+        await world.some(1)
+    raise AssertionError(f"{agent.name} gets no update")
+
+
+async def fail_next(world: Any, agent: Any, times: int = 1) -> None:
+    """Fail the next updates of an agent, one after the other."""
+    for _ in range(times):
+        await prepared(world, agent)
+        fail_update(agent)
+
+
+async def commit_next(world: Any, agent: Any) -> None:
+    """Commit the next update of an agent."""
+    await prepared(world, agent)
+    type(agent).step(agent)
+    assert agent.preparing is None and agent.version == world.run.version
+
+
+async def begin_by_hand(new_world: Any, directory: Path, engines: int, connected: int) -> Any:
+    """Return a world without a runner, so that the version does not change, and its first ``connected`` agents."""
+    world = new_world(job(n=1, steps=1), directory, engines=engines)
+    await world.start()
+    for part in (world.trainer, *world.agents[:connected]):
+        part.connect()
+    for agent in world.agents:
+        answer_by_hand(agent)
+    return world
+
+
+async def test_rounds_that_fail_between_others_that_succeed_do_not_end_the_run(new_world: Any, tmp_path: Path) -> None:
+    world = await begin_by_hand(new_world, tmp_path, engines=1, connected=1)
+    (agent,) = world.agents
+    for _ in range(MAX_FAILED_ROUNDS + 1):
+        await fail_next(world, agent)
+        await commit_next(world, agent)
+        agent.disconnect()
+        agent.reborn()
+        agent.connect()
+    assert world.run.failure is None
+    await fail_next(world, agent, MAX_FAILED_ROUNDS)
+    assert world.run.failure is not None and world.run.failure[0] == "WeightSyncFailed", "in a row they do"
+
+
+async def test_an_engine_that_gets_no_weights_does_not_end_the_run_while_another_one_serves_them(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = await begin_by_hand(new_world, tmp_path, engines=2, connected=2)
+    good, broken = world.agents
+    await commit_next(world, good)
+    await fail_next(world, broken, 2 * MAX_FAILED_ROUNDS)
+    assert world.run.failure is None
+    good.disconnect()
+    await fail_next(world, broken, MAX_FAILED_ROUNDS)
+    assert world.run.failure is not None and world.run.failure[0] == "WeightSyncFailed"
+
+
+@pytest.mark.parametrize("first_round", ["has no failure", "succeeds"])
+async def test_a_failed_update_counts_against_its_own_round_and_only_if_no_engine_committed_in_it(
+    new_world: Any, tmp_path: Path, first_round: str
+) -> None:
+    """The first engine leaves; then the run fails with the updates of twelve rounds of the second one."""
+    together = first_round == "succeeds"
+    world = await begin_by_hand(new_world, tmp_path, engines=2, connected=1 + together)
+    first, second = world.agents
+    if together:
+        await prepared(world, second)
+        await commit_next(world, first)
+    else:
+        await prepared(world, first)
+        second.connect()
+        await prepared(world, second)
+    first_update = first.preparing.update if first.preparing is not None else second.preparing.update
+    assert second.preparing.update - first_update == (not together), "one round, or the next"
+    if together:
+        first.disconnect()
+        await fail_next(world, second)
+    else:
+        await fail_next(world, second)
+        first.disconnect()
+    await fail_next(world, second, MAX_FAILED_ROUNDS - 1)
+    assert world.run.failure is None
+    await fail_next(world, second)
+    assert world.run.failure is not None and world.run.failure[0] == "WeightSyncFailed"
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_with_in_flight_wait_an_update_starts_when_the_sequences_of_its_engine_have_ended(
     new_world: Any, tmp_path: Path, restarted: bool

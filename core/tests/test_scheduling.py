@@ -22,7 +22,7 @@ from rljob.scheduling.dispatch import EngineLoad, Request, RequestQueue, SharedP
 from rljob.scheduling.filters import GroupFilter
 from rljob.scheduling.groups import Ended, Group, Sample
 from rljob.scheduling.mixture import Mixture
-from rljob.scheduling.scheduler import MAX_RESTARTS, Scheduler, Settings
+from rljob.scheduling.scheduler import Scheduler, Settings
 
 ABOVE_0 = GroupFilter(min_mean=0.5)
 
@@ -402,8 +402,10 @@ def test_each_task_has_its_own_filter() -> None:
     assert scheduler.last_rejection == ends["strict", 1.5][0]
 
 
-def test_a_prompt_that_was_regenerated_twice_is_waited_for() -> None:
-    scheduler = make(steps=10, n=1, g=1, alpha=1, regenerate=True)
+@pytest.mark.parametrize("redundant", [0, 1])
+def test_a_prompt_that_was_regenerated_twice_is_waited_for(redundant: int) -> None:
+    """A redundant group does not replace it either."""
+    scheduler = make(steps=10, n=1, g=1, alpha=1, groups=redundant, regenerate=True)
     straggler, restarts = scheduler.admit(), 0
     straggler.samples[0].min_version = 0
     for _ in range(10):
@@ -415,7 +417,7 @@ def test_a_prompt_that_was_regenerated_twice_is_waited_for() -> None:
         if not batch.groups:
             break
         scheduler.trained(scheduler.version)
-    assert restarts == straggler.restarts == MAX_RESTARTS
+    assert restarts == straggler.restarts == 2
     complete(scheduler, straggler, scheduler.version - 1, 1.0)
     assert scheduler.form_batch().groups == [straggler]
 
@@ -427,6 +429,45 @@ def test_a_filtered_group_was_finished_and_resets_the_count_of_failures() -> Non
     assert scheduler.failures_in_a_row == 3
     complete(scheduler, scheduler.admit(), 0, 1.0, 1.0)
     assert (scheduler.failures_in_a_row, scheduler.rejections_in_a_row) == (0, 1)
+
+
+def test_an_accepted_group_resets_the_counts_of_failures_and_rejections() -> None:
+    scheduler = make(n=1, g=2, alpha=0, accept="nonconstant")
+    for step in range(3):
+        for _ in range(2):
+            complete(scheduler, scheduler.admit(), step, 1.0, 1.0)
+        scheduler.fail(scheduler.admit().samples[0], "broken", "runner")
+        assert (scheduler.failures_in_a_row, scheduler.rejections_in_a_row) == (1, 2)
+        complete(scheduler, scheduler.admit(), step, 0.0, 1.0)
+        assert (scheduler.failures_in_a_row, scheduler.rejections_in_a_row) == (0, 0)
+        assert scheduler.form_batch().groups
+        scheduler.trained(step)
+
+
+def test_a_batch_takes_the_group_with_the_earliest_deadline_not_the_first_admitted() -> None:
+    scheduler = make(n=1, g=1, alpha=2)
+    first, late_start, early_start = [scheduler.admit() for _ in range(3)]
+    early_start.samples[0].min_version = 0
+    complete(scheduler, first, 0, 1.0)
+    assert scheduler.form_batch().groups == [first]
+    scheduler.trained(0)
+    complete(scheduler, late_start, 1, 1.0)
+    complete(scheduler, early_start, 0, 1.0)
+    for step, group in ((1, early_start), (2, late_start)):
+        assert scheduler.form_batch().groups == [group]
+        scheduler.trained(step)
+
+
+def test_the_awaited_group_is_the_most_urgent_of_those_that_are_not_complete() -> None:
+    scheduler = make(n=3, g=1, alpha=1)
+    groups = [scheduler.admit() for _ in range(3)]
+    assert scheduler.awaited() is groups[0], "none has a version: the first admitted"
+    groups[1].samples[0].min_version = 1
+    groups[2].samples[0].min_version = 0
+    assert scheduler.awaited() is groups[2]
+    for group, version, following in ((groups[2], 0, groups[1]), (groups[1], 1, groups[0]), (groups[0], 1, None)):
+        complete(scheduler, group, version, 1.0)
+        assert scheduler.awaited() is following
 
 
 def loaded(name: str, slots: int, requests: int) -> EngineLoad:
@@ -546,6 +587,30 @@ def test_a_group_of_a_lost_engine_goes_to_another_one_in_its_order() -> None:
     assert found[:4] == ["g1.2", "g1.3", "g1.4", "g1.5"] and found[4].startswith("g2")
 
 
+@pytest.mark.parametrize("turn", [False, True])
+def test_a_busy_engine_takes_no_request_whose_home_is_another_engine(turn: bool) -> None:
+    """It could only hold the request, and the home has the prefix."""
+    home, busy = loaded("home", 4, 8), loaded("busy", 4, 4)
+    queue = RequestQueue()
+    prefix = SharedPrefix() if turn else SharedPrefix(home)
+    queue.put(Request(("s", 1, 0), prefix, (1, 0, 0), 100, previous=home if turn else None))
+    assert home.free_slots == 0 < busy.free_slots and not drain(queue, [home, busy])
+    home.remove(next(iter(home.requests)))
+    assert drain(queue, [home, busy]) == [("s", "home")]
+
+
+def test_members_behind_a_cancelled_one_are_sent() -> None:
+    """The home of a group changes, and the next member is cancelled while it waits for that home."""
+    first, second = loaded("first", 4, 7), loaded("second", 4, 0)
+    queue, prefix = RequestQueue(), SharedPrefix()
+    members = [Request((f"s{member}", 0, 0), prefix, (1, 0, member), 100) for member in range(4)]
+    for request in members:
+        queue.put(request)
+    assert drain(queue, [first]) == [("s0", "first")], "it had one place"
+    queue.cancel(members[1])
+    assert drain(queue, [second]) == [("s2", "second"), ("s3", "second")] and len(queue) == 0
+
+
 @given(st.lists(st.tuples(st.integers(1, 16), st.integers(0, 20)), min_size=1, max_size=5), st.integers(1, 9))
 def test_no_request_is_held_while_an_engine_has_a_free_slot(sizes: list[tuple[int, int]], members: int) -> None:
     engines = [loaded(f"e{number}", slots, min(had, slots)) for number, (slots, had) in enumerate(sizes)]
@@ -611,6 +676,60 @@ def test_the_mixture_keeps_weights_to_within_one_prompt() -> None:
             assert abs(taken[name] - share * i) < 1.5
     resumed = Mixture({"a": 3.0, "b": 1.0, "c": 0.5}, copy.deepcopy(mixture.shares))
     assert [resumed.next() for _ in range(20)] == [mixture.next() for _ in range(20)]
+
+
+def taken(mixture: Mixture, prompts: int) -> Counter[str]:
+    """Take prompts; return how many each task has of them."""
+    return Counter(mixture.next()[0] for _ in range(prompts))
+
+
+def test_accepted_groups_that_wait_for_a_batch_count_as_prompts_of_their_task() -> None:
+    mixture = Mixture({"a": 1.0, "b": 1.0})
+    mixture.settle({}, complete={"a": 4}, open_={})
+    assert taken(mixture, 4) == {"b": 4}
+    assert taken(mixture, 6) == {"a": 3, "b": 3}
+
+
+def test_a_task_that_was_not_trained_for_long_is_owed_one_batch() -> None:
+    """Else the others would get no prompt for as long as it was not trained."""
+    mixture = Mixture({"a": 1.0, "b": 1.0})
+    for _ in range(20):
+        mixture.settle({"b": 4}, {}, {})
+    assert taken(mixture, 8) == {"a": 8}, "a is 4 groups behind its share, b 4 ahead"
+    assert taken(mixture, 6) == {"a": 3, "b": 3}
+
+
+def test_the_acceptance_rate_of_a_task_follows_its_latest_groups() -> None:
+    mixture = Mixture({"a": 1.0, "b": 1.0})
+    for accepted in (False, True):
+        before = mixture.shares["a"].rate
+        for _ in range(20):
+            mixture.ended("a", accepted)
+            mixture.settle({}, {}, {})
+        assert abs(mixture.shares["a"].rate - before) > 0.6, "policies improve"
+    assert mixture.shares["b"].rate == 1.0
+
+
+@pytest.mark.parametrize("how", ["failed", "filtered", "not decided"])
+def test_a_task_whose_groups_are_lost_gets_more_prompts(how: str) -> None:
+    scheduler = make(steps=9, n=8, g=1, alpha=0, hard=1.0, easy=1.0)
+    hard = GroupFilter(function="package:accept") if how == "not decided" else ABOVE_0
+    scheduler.settings = dataclasses.replace(scheduler.settings, filters={"hard": hard, "easy": GroupFilter()})
+    lost = 12
+    while scheduler.admissible():
+        group = scheduler.admit()
+        broken = group.task == "hard" and lost > 0
+        lost -= broken
+        if broken and how == "failed":
+            scheduler.fail(group.samples[0], "broken", "runner")
+            continue
+        complete(scheduler, group, 0, float(not broken))
+        if group.id in scheduler.deciding:
+            scheduler.decide(group, accepted=not broken, failure="the filter raised" if broken else "")
+    assert len(scheduler.form_batch().groups) == 8
+    scheduler.trained(0)
+    tasks = Counter(scheduler.admit().task for _ in range(8))
+    assert tasks["hard"] >= 6, tasks
 
 
 @settings(max_examples=25, deadline=None)
