@@ -19,6 +19,7 @@ import logging
 import math
 import os
 import random
+import re
 import struct
 from collections import Counter
 from dataclasses import dataclass
@@ -94,6 +95,9 @@ class Schedule:
     latency: float  # seconds, at most
     doubled: float  # probability that a message arrives twice
     faults: tuple[Fault, ...]
+    regenerate: bool
+    tasks: int
+    evaluated: bool  # whether versions 0 and 3 are evaluated, with two samples for each problem
 
     @property
     def turns_of_sample(self) -> int:
@@ -102,17 +106,26 @@ class Schedule:
 
 
 @functools.cache
-def manifest(alpha: int, redundant: tuple[int, int], in_flight: str, filtered: bool, function: bool) -> Any:
+def manifest(
+    alpha: int, redundant: tuple[int, int], in_flight: str, filtered: bool, function: bool, regenerate: bool,
+    tasks: int, evaluated: bool,
+) -> Any:  # fmt: skip
     settings = {"groupFilter": {"function": "mypackage:accept"}} if function else {}
+    evaluation = {"problems": 1, "everySteps": 3, "samplesPerProblem": 2, "passAt": [1, 2], "temperature": 1.0}
     return job(
         3, alpha, 2, 2,
         rollouts=[{"name": "main", "maxConcurrency": 1}],
-        scheduling={"redundancy": {"groups": redundant[0], "members": redundant[1]}},
+        scheduling={
+            "redundancy": {"groups": redundant[0], "members": redundant[1]},
+            "onDeadline": "regenerate" if regenerate else "wait",
+        },
+        evaluation=evaluation if evaluated else None,
         algorithm={"groupFilter": "nonconstant" if filtered else "none"},
         weightSync={"inFlight": in_flight},
         tasks=[
-            {"name": "sums", "data": {"reasoningGym": {"dataset": "chain_sum"}}, "reward": "r",
-             "sampling": {"maxTokens": 16}, **settings}
+            {"name": f"sums-{task}", "weight": 1.0 / (task + 1), "data": {"reasoningGym": {"dataset": "chain_sum"}},
+             "reward": "r", "sampling": {"maxTokens": 16}, **settings}
+            for task in range(tasks)
         ],
     )  # fmt: skip
 
@@ -138,8 +151,9 @@ class FaultyRun(SimulatedRun):
         self.schedule = schedule
         self.rng = random.Random(schedule.seed)
         self.spec = manifest(
-            schedule.alpha, schedule.redundant, schedule.in_flight, schedule.filtered, schedule.function
-        )
+            schedule.alpha, schedule.redundant, schedule.in_flight, schedule.filtered, schedule.function,
+            schedule.regenerate, schedule.tasks, schedule.evaluated,
+        )  # fmt: skip
         cluster = SimulatedCluster(
             [("main", EngineModel(1))] * ENGINES,
             lambda request: 1 + request.sampling.seed % 7,
@@ -165,10 +179,10 @@ class FaultyRun(SimulatedRun):
     # --- the cluster ---
 
     async def _reward(self, sample: str) -> float:
-        group, member = sample[1:].split(".")
-        await asyncio.sleep(int(group) % 3)
-        offset = 2.0 * (int(group) % 4) if self.schedule.function else 0.0  # of all rewards of the group
-        return offset + float((int(group) + self.schedule.seed) % 3 > 0 and int(member) % 2)
+        *_, group, member = (int(number) for number in re.findall(r"\d+", sample))
+        await asyncio.sleep(group % 3)
+        offset = 2.0 * (group % 4) if self.schedule.function else 0.0  # of all rewards of the group
+        return offset + float((group + self.schedule.seed) % 3 > 0 and member % 2)
 
     async def _loop(self, context: Context) -> Any:
         tokens, branches = context.prompt.token_ids, []
@@ -358,7 +372,7 @@ def check_engine_seconds(run: Run) -> None:
 def check(run: FaultyRun) -> None:
     """Assert the properties of a finished run from its ledger."""
     assert run.ledger is not None
-    rows = run.ledger.query("SELECT id, group_id, state, step FROM samples")
+    rows = run.ledger.query("SELECT id, group_id, state, step FROM samples WHERE number >= 0")
     ends = Counter(row["state"] for row in rows)
     assert ends.keys() <= {"trained", "filtered", "surplus", "expired"}, ends
     batches = {row[0]: msgspec.json.decode(row[1]) for row in run.ledger.query("SELECT step, samples FROM batches")}
@@ -382,6 +396,21 @@ def check(run: FaultyRun) -> None:
     assert all(accepted.get(group) == (1 if run.schedule.function else None) for group in groups)
     check_contexts(run.ledger)
     check_answers(run)
+    check_evaluations(run)
+
+
+def check_evaluations(run: FaultyRun) -> None:
+    """Assert that versions 0 and 3 were evaluated once, with all their samples and at that version."""
+    assert run.ledger is not None
+    tasks = run.schedule.tasks if run.schedule.evaluated else 0
+    results = run.ledger.query("SELECT version, COUNT(*) FROM evaluations GROUP BY version")
+    assert [tuple(row) for row in results] == [(version, tasks) for version in (0, 3) if tasks]
+    rows = run.ledger.query(
+        "SELECT s.state, s.min_version, s.max_version, g.version FROM samples s JOIN groups g ON g.id = s.group_id"
+        " WHERE s.number < 0"
+    )
+    expected = [("evaluated", version, version, version) for version in (0, 3) for _ in range(2 * tasks)]
+    assert sorted(tuple(row) for row in rows) == expected
 
 
 def check_answers(run: FaultyRun) -> None:
@@ -434,6 +463,9 @@ schedules = st.builds(
     latency=st.sampled_from([0.0, 0.01, 1.0]),
     doubled=st.sampled_from([0.0, 0.1]),
     faults=st.lists(faults, max_size=MOST_FAULTS).map(tuple),
+    regenerate=st.sampled_from([False, False, True]),
+    tasks=st.sampled_from([1, 1, 2]),
+    evaluated=st.sampled_from([False] * 7 + [True]),
 )
 
 
