@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import signal
 import sqlite3
@@ -13,8 +14,16 @@ import pytest
 
 from rljob.ledger.reader import LedgerReader
 from rljob.ledger.record_store import Location, PayloadError
-from rljob.ledger.segments import MEMORY_SEGMENT_RECORDS, Segments
+from rljob.ledger.segments import MEMORY_SEGMENT_RECORDS, Segments, record_digest
 from rljob.ledger.store import SCHEMA, StorageInUseError, Store, TransitionError
+
+PLACE = "INSERT INTO meta VALUES (?, json_array(?,?,?))"
+"""Stores the place of a record by a key."""
+
+
+def places(store: Store) -> list[Location]:
+    """Return the places that PLACE stored, in the order of their keys."""
+    return [Location(*json.loads(row["value"])) for row in store.query("SELECT value FROM meta ORDER BY key")]
 
 
 async def test_effects_happen_after_the_commit_of_what_was_queued_before_them(tmp_path: Path) -> None:
@@ -79,16 +88,10 @@ async def test_a_statement_of_many_rows_fails_unless_each_changes_one(tmp_path: 
 async def test_payload_is_durable_before_the_statement_that_refers_to_it(tmp_path: Path) -> None:
     store = Store(tmp_path)
     committing = asyncio.create_task(store.run())
-    places: list[Location] = []
-
-    def statement(at: Location) -> tuple[str, tuple[object, ...]]:
-        places.append(at)
-        return "INSERT INTO meta VALUES (?, ?)", (str(at.offset), "x")
-
-    for text in (b"one", b"two"):
-        store.record(text, statement)
+    for number, text in enumerate((b"one", b"two")):
+        store.record(text, record_digest(text), PLACE, f"{number}")
     await store.drain()
-    assert [store.segments.read(at) for at in places] == [b"one", b"two"]
+    assert [store.segments.read(at) for at in places(store)] == [b"one", b"two"]
     committing.cancel()
     store.close()
 
@@ -211,23 +214,19 @@ async def test_a_store_in_memory_commits_in_the_event_loop_and_writes_no_file(tm
     monkeypatch.chdir(tmp_path)
     store = Store(None)
     committing = asyncio.create_task(store.run())
-    places: list[Location] = []
     happened: list[int] = []
-
-    def statement(at: Location) -> tuple[str, tuple[object, ...]]:
-        places.append(at)
-        return "INSERT INTO meta VALUES (?, ?)", (f"{at}", "x")
-
     for number in range(MEMORY_SEGMENT_RECORDS + 1):
-        store.record(b"%d" % number, statement)
+        content = b"%d" % number
+        store.record(content, record_digest(content), PLACE, f"{number:04d}")
     store.then(lambda: happened.append(len(store.query("SELECT * FROM meta"))))
     await store.drain()
     assert happened == [MEMORY_SEGMENT_RECORDS + 1]
-    assert (places[0].segment, places[-1].segment) == (0, 1)
+    first, *_, last = places(store)
+    assert (first.segment, last.segment) == (0, 1)
     store.segments.remove_below(1)
-    assert store.segments.read(places[-1]) == b"%d" % MEMORY_SEGMENT_RECORDS
+    assert store.segments.read(last) == b"%d" % MEMORY_SEGMENT_RECORDS
     with pytest.raises(KeyError):
-        store.segments.read(places[0])
+        store.segments.read(first)
     committing.cancel()
     store.close()
     assert list(tmp_path.iterdir()) == []

@@ -85,15 +85,16 @@ class Segments:
         self._reader = PayloadReader(directory)
         self._number = max(self._reader.segments(), default=-1) + 1
         self._file: BinaryIO | None = None
+        self._end = 0  # of the file, with what is not written yet: to ask the file is a call of the system
         self._dirty = False  # there are records after the last sync
 
     def append(self, payload: bytes, digest: bytes | None = None) -> Location:
         """Write a record; it is durable after :meth:`sync`. ``digest``: :func:`record_digest`, if it is known."""
-        if self._file is None or self._file.tell() >= SEGMENT_BYTES:
+        if self._file is None or self._end >= SEGMENT_BYTES:
             self._roll()
         assert self._file is not None
-        offset = self._file.tell()
-        self._file.write(HEADER.pack(len(payload), digest or record_digest(payload)) + payload)
+        offset = self._end
+        self._end += self._file.write(HEADER.pack(len(payload), digest or record_digest(payload)) + payload)
         self._dirty = True
         return Location(self._number, offset, len(payload))
 
@@ -102,7 +103,7 @@ class Segments:
             self.sync()
             self._file.close()
             self._number += 1
-        self._file = self._reader.path(self._number).open("xb", BUFFER_BYTES)
+        self._file, self._end = self._reader.path(self._number).open("xb", BUFFER_BYTES), 0
         sync_path(self._directory)
 
     def sync(self) -> None:

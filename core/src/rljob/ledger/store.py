@@ -18,13 +18,15 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rljob.ledger.record_store import Location, RecordStore
+import msgspec
+
+from rljob.ledger.record_store import RecordStore
 from rljob.ledger.segments import MemorySegments, Segments
 from rljob.ledger.wal_checkpoints import WalCheckpoints
 from rljob.protocol.environment import LEDGER_DIRECTORY
@@ -46,8 +48,6 @@ PAGE_BYTES = 1024
 
 Effect = Callable[[], None]
 _Row = Sequence[Any]
-_Place = Callable[[Location], tuple[str, _Row]]
-"""Location of a record → the statement that stores it, and its row."""
 
 
 class _Statement(NamedTuple):
@@ -60,7 +60,7 @@ class _Statement(NamedTuple):
     many: bool = False
 
 
-class _Each(NamedTuple):
+class _Each(msgspec.Struct, eq=False):
     """A queued row of a statement that is executed for many rows of a commit. ``rows`` as in :class:`_Statement`."""
 
     sql: str
@@ -68,13 +68,16 @@ class _Each(NamedTuple):
     rows: int | None = None
 
 
-class _Record(NamedTuple):
-    """A queued record and its statement, which is executed as one of :class:`_Each`."""
+class _Record(msgspec.Struct, eq=False):
+    """A queued record, and the row that stores its place: ``before``, segment, offset and length, ``after``. The row
+    is executed as one of :class:`_Each`."""
 
     segments: RecordStore
     content: bytes
-    place: _Place
-    digest: bytes | None = None
+    digest: bytes | None
+    sql: str
+    before: _Row
+    after: _Row = ()
     rows: int | None = None
 
 
@@ -175,15 +178,15 @@ class Store:
         of their statements and then of time. ``changes``: it must change exactly one row, as in :meth:`execute_one`."""
         self._put(_Each(statement, row, 1 if changes else None))
 
-    def record(self, payload: bytes, statement: _Place, digest: bytes | None = None) -> None:
-        """Queue a payload record and the statement that stores its location, which is as in :meth:`execute_each`.
-        ``digest``: of the record, if it is known."""
-        self._put(_Record(self.segments, payload, statement, digest))
+    def record(self, payload: bytes, digest: bytes, statement: str, *row: Any) -> None:
+        """Queue a payload record and the statement that stores its place, as in :meth:`execute_each`. ``digest``: of
+        the record. The last three values of the statement are segment, offset and length of the record."""
+        self._put(_Record(self.segments, payload, digest, statement, row))
 
-    def record_text(self, text: bytes, statement: _Place) -> None:
+    def record_text(self, text: bytes, statement: str, row: _Row, after: _Row = ()) -> None:
         """Queue a record of the texts, which are never unlinked, and its statement, as in :meth:`record`. It must
-        change exactly one row, as in :meth:`execute_one`."""
-        self._put(_Record(self.texts, text, statement, rows=1))
+        change exactly one row, as in :meth:`execute_one`. ``after``: the values after the place."""
+        self._put(_Record(self.texts, text, None, statement, row, after, rows=1))
 
     def _put(self, queued: _Queued) -> None:
         self._queue.append(queued)
@@ -283,25 +286,35 @@ class Store:
         """Append the records of a queue; return its statements in order, those of :class:`_Each` joined."""
         statements: list[_Statement] = []
         rows: dict[str, tuple[list[_Row], int | None]] = {}  # statement → its rows since the last _Statement
-        for queued in [*queue, None]:
-            match queued:
-                case _Record(segments, content, place, digest, changes):
-                    sql, values = place(segments.append(content, digest))
-                    rows.setdefault(sql, ([], changes))[0].append(values)
-                case _Each(sql, values, changes):
-                    rows.setdefault(sql, ([], changes))[0].append(values)
-                case _:
-                    for sql, (many, changes) in rows.items():
-                        expected = None if changes is None else len(many)
-                        statements.append(_Statement(sql, many, expected, many=True))
-                    rows.clear()
-                    if queued is not None:
-                        statements.append(queued)
-        return statements
+        for queued in queue:
+            if isinstance(queued, _Statement):
+                statements += _joined(rows)
+                statements.append(queued)
+                rows = {}
+                continue
+            values = queued.values if isinstance(queued, _Each) else _append(queued)
+            found = rows.get(queued.sql)
+            if found is None:
+                found = rows[queued.sql] = ([], queued.rows)
+            found[0].append(values)
+        return statements + _joined(rows)
 
     def describe(self, row: _Row) -> str:
         """Return what a row of a statement is about, for messages."""
         return str(tuple(row[-4:]))
+
+
+def _append(record: _Record) -> _Row:
+    """Append a record to its segments; return its row."""
+    return (*record.before, *record.segments.append(record.content, record.digest), *record.after)
+
+
+def _joined(rows: Mapping[str, tuple[list[_Row], int | None]]) -> list[_Statement]:
+    """Return a statement for all rows of each. ``rows``: statement → its rows, and the changes of each."""
+    return [
+        _Statement(sql, many, None if changes is None else len(many), many=True)
+        for sql, (many, changes) in rows.items()
+    ]
 
 
 def _acquire_lock(directory: Path) -> list[int]:

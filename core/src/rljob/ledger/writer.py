@@ -25,7 +25,6 @@ from rljob.ledger.payload_record import (
     encode_text,
 )
 from rljob.ledger.queries import MEMBERS_OF, MixtureRecord, first_needed_segment, samples_of_batch
-from rljob.ledger.record_store import Location
 from rljob.ledger.sample_numbers import MEMBER_BITS, group_number, sample_id, sample_number
 from rljob.ledger.sample_progress import COLUMNS, SampleProgress, progress_of_open_samples
 from rljob.ledger.segments import record_digest
@@ -134,15 +133,11 @@ class LedgerWriter(Store):
         digest, number = record_digest(payload), sample_number(record.sample)
         highest = -1 if max_version is None else max_version
         self._completions += 1
-        row = (
+        self.record(
+            payload, digest, _COMPLETION,
             self._completions, number, record.turn, record.branch, record.attempt, record.finish, tokens, total_tokens,
             min_version, highest, engine, digest.hex(),
         )  # fmt: skip
-
-        def insert(at: Location) -> tuple[str, tuple[object, ...]]:
-            return _COMPLETION, (*row, at.segment, at.offset, at.length)
-
-        self.record(payload, insert, digest)
         progress = self.progress.setdefault(number, SampleProgress())
         progress.numbers.append(self._completions)
         progress.add((record.turn, record.branch), tokens, total_tokens, record.finish, min_version, highest)
@@ -157,11 +152,7 @@ class LedgerWriter(Store):
         """
         key = (sample_number(sample), attempt, answer.branch, answer.question, answer.number)
         row = (*key, answer.turn, answer.pool, answer.finish)
-
-        def insert(at: Location) -> tuple[str, tuple[object, ...]]:
-            return f"INSERT INTO answers VALUES (?{',?' * 10})", (*row, at.segment, at.offset, at.length)
-
-        self.record_text(encode_text(TextRecord(sample, answer.text)), insert)
+        self.record_text(encode_text(TextRecord(sample, answer.text)), _ANSWER, row)
 
     def discard_generation(self, sample: str, attempt: int) -> None:
         """Discard the generated tokens of a sample, and the answers of frozen pools. Only completions from ``attempt``
@@ -195,12 +186,8 @@ class LedgerWriter(Store):
         state = State.SCORED if kind is Kind.TRAIN else State.EVALUATED
         number = sample_number(sample)
         progress = self.progress.pop(number, None) or SampleProgress()
-        row = (reward, _json(turn_rewards), _json(metrics), *progress.row)
-
-        def update(at: Location) -> tuple[str, tuple[object, ...]]:
-            return _SCORED[state], (*row, None, at.segment, at.offset, at.length, number)
-
-        self.record_text(encode_text(TextRecord(sample, text, branch)), update)
+        row = (reward, _json(turn_rewards), _json(metrics), *progress.row, None)
+        self.record_text(encode_text(TextRecord(sample, text, branch)), _SCORED[state], row, (number,))
         if state is State.EVALUATED:
             self.execute(_CLOSE, number >> MEMBER_BITS)
 
@@ -352,6 +339,7 @@ def _transition(state: State, *columns: str, where: str = "number = ?") -> str:
 
 
 _COMPLETION = f"INSERT INTO completions VALUES (?{',?' * 14})"
+_ANSWER = f"INSERT INTO answers VALUES (?{',?' * 10})"
 _SCORE = ("reward", "turn_rewards", "metrics", *COLUMNS, "dispatched", "text_segment", "text_position", "text_length")
 _SCORED = {state: _transition(state, *_SCORE) for state in (State.SCORED, State.EVALUATED)}
 _GENERATED = f"UPDATE samples SET {', '.join(f'{column} = ?' for column in COLUMNS)} WHERE number = ?"
