@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from copy import copy
 from functools import cached_property
 from typing import TypeAlias
 
@@ -391,7 +391,7 @@ class Trajectories:
                     self._abort(engine, key, "not_wanted")
             elif request.engine is None:
                 self.queue.cancel(request)
-                branch.request = replace(request)  # the cancelled object stays in the queue
+                branch.request = copy(request)  # the cancelled object stays in the queue
                 engine.add(branch.request)
             elif request.engine is not engine:
                 self._abort(engine, key, "not_wanted")

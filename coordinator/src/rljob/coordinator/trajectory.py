@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TypeAlias
+
+import msgspec
 
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.engines import EngineRecord
@@ -27,8 +28,7 @@ AnswerKey: TypeAlias = tuple[str, str, int]
 """Branch, question and number of a PoolAnswer."""
 
 
-@dataclass(eq=False, slots=True)
-class Turn:
+class Turn(msgspec.Struct, eq=False):
     """A turn: what was added to the context, and the tokens written by the model so far. ``request``: None while no
     runner has requested it (again) since the coordinator started, and once the turn is finished."""
 
@@ -64,14 +64,13 @@ class Turn:
         return TurnTokens(turn, self.given, self.token_ids, self.finish, branch)
 
 
-@dataclass(eq=False, slots=True)
-class Branch:
+class Branch(msgspec.Struct, eq=False):
     """The tokens of a branch, and the request of its open turn. Branches of a trajectory are generated at the same
     time, each one turn after the other."""
 
     name: str
     tokens: int = 0  # of all turns of it and before it: what they were given, and what the model wrote
-    digest: GrowingDigest = field(default_factory=GrowingDigest)  # of these tokens
+    digest: GrowingDigest = msgspec.field(default_factory=GrowingDigest)  # of these tokens
     kept_by: EngineRecord | None = None  # the engine whose agent keeps these tokens, without those of an open turn
     request: Request | None = None
     previous: EngineRecord | None = None  # the engine that got its last request
@@ -101,10 +100,10 @@ class Branch:
         self.kept_by = engine
 
 
-@dataclass(eq=False)
-class Trajectory:
+class Trajectory(msgspec.Struct, eq=False):
     """A sample without a reward. ``version``: the pinned policy version of an evaluation. ``attempts``: the first
-    attempt that counts; earlier attempts were discarded."""
+    attempt that counts; earlier attempts were discarded. ``kind``: purpose of the sample, and ``order``: sort key of
+    its requests, evaluation first, then order of admission; both are derived."""
 
     sample: Sample
     task: str
@@ -113,24 +112,21 @@ class Trajectory:
     attempts: int = 0
     runner: Connection | None = None
     lease: int = 0  # number of the newest lease; 0: none yet, or none since the coordinator started
-    turns: dict[TurnKey, Turn] = field(default_factory=dict)  # after those that they continue
-    branches: dict[str, Branch] = field(default_factory=dict)  # with a turn
-    answers: dict[AnswerKey, PoolAnswer] = field(default_factory=dict)  # of frozen pools
+    turns: dict[TurnKey, Turn] = {}  # after those that they continue
+    branches: dict[str, Branch] = {}  # with a turn
+    answers: dict[AnswerKey, PoolAnswer] = {}  # of frozen pools
     returns: int = 0  # how often engines failed to run its requests
     recorded_version: int | None = None  # lowest version of a recorded token
     dispatched_before: int | None = None  # that of the ledger when the coordinator started; None after a completion
     since: float = 0.0  # time of the event loop at which it got its runner, its request, its engine or its answer
-    early: dict[RequestKey, tuple[Completion, Connection]] = field(default_factory=dict)
+    early: dict[RequestKey, tuple[Completion, Connection]] = {}
+    kind: Kind = Kind.TRAIN
+    order: tuple[int, int, int] = (1, 0, 0)
 
-    @property
-    def kind(self) -> Kind:
-        """Purpose of the sample."""
-        return Kind.TRAIN if self.version is None else Kind.EVALUATION
-
-    @property
-    def order(self) -> tuple[int, int, int]:
-        """Sort key of its requests: evaluation first, then order of admission."""
-        return (0 if self.version is not None else 1, self.sample.group.seq, self.sample.member)
+    def __post_init__(self) -> None:
+        trains = self.version is None
+        self.kind = Kind.TRAIN if trains else Kind.EVALUATION
+        self.order = (1 if trains else 0, self.sample.group.seq, self.sample.member)
 
     @property
     def requests(self) -> list[Request]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -28,17 +27,16 @@ _COMPLETIONS = (
 _encoder = msgspec.json.Encoder()
 
 
-@dataclass
-class SampleProgress:
+class SampleProgress(msgspec.Struct):
     """A sample with completions. ``numbers``: of all its completions; the others are None until one of them counts."""
 
-    numbers: list[int] = field(default_factory=list)
+    numbers: list[int] = []
     prompt_tokens: int | None = None
     response_tokens: int | None = None
     min_version: int | None = None
     max_version: int | None = None  # -1: no completion that counts has a version
     finish: str | None = None
-    ends: dict[str, tuple[int, int]] = field(default_factory=dict)  # branch → its last turn, and the tokens after it
+    ends: dict[str, tuple[int, int]] = {}  # branch → its last turn, and the tokens after it
 
     def add(
         self, key: TurnKey, tokens: int, total_tokens: int, finish: str, min_version: int | None, max_version: int

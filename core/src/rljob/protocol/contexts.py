@@ -28,6 +28,8 @@ class GrowingDigest:
     """The digest of token ids that others are appended to: each token is hashed once, and only if a digest of it or of
     a later one is needed."""
 
+    __slots__ = ("_digest", "_hasher", "_pending")
+
     def __init__(self) -> None:
         self._hasher: blake3.blake3 | None = None
         self._pending: list[bytes] = []

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import Generic, TypeVar
 
+import msgspec
+
 RequestKey = tuple[str, int, int, str]
 """(sample, turn, attempt)."""
 
@@ -62,14 +64,13 @@ class SharedPrefix:
         return [min(members.values(), key=_order) for members in self.members.values() if members]
 
 
-@dataclass(eq=False)
-class Request:
+class Request(msgspec.Struct, eq=False):
     """A request for the tokens of one turn.
 
     ``order``: lower values are sent first. ``version``: the policy version that the engine must serve (evaluation);
     None: the current version. ``min_model_length``: the engine must support sequences of this many tokens.
     ``previous``: the engine that got the previous request of the sample; None if this is the first. ``prefix_tokens``:
-    those of ``tokens`` that its home has.
+    those of ``tokens`` that its home has. ``kind``: the attributes that decide which engines are eligible; derived.
     """
 
     key: RequestKey
@@ -82,11 +83,10 @@ class Request:
     prefix_tokens: int = 0
     engine: EngineLoad | None = None  # the engine that holds the request
     queued: bool = False
+    kind: RequestKind = (None, 0)
 
-    @property
-    def kind(self) -> RequestKind:
-        """The attributes that decide which engines are eligible."""
-        return (self.version, self.min_model_length)
+    def __post_init__(self) -> None:
+        self.kind = (self.version, self.min_model_length)
 
     @property
     def home(self) -> EngineLoad | None:

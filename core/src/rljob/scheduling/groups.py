@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from rljob.scheduling.dispatch import SharedPrefix
 
 End = Literal["trained", "filtered", "surplus", "expired", "failed", "evaluated"]
@@ -28,8 +30,7 @@ environment; its loop made other calls than before; another sample of its
 group failed; the user-written filter of its group could not decide."""
 
 
-@dataclass(eq=False)
-class Sample:
+class Sample(msgspec.Struct, eq=False, weakref=True):
     """One member of a group. ``min_version`` is the lowest policy version among its tokens and, during generation, the
     version of its engine; None without tokens and without an engine."""
 
@@ -85,8 +86,7 @@ class Group:
         return None if lowest is None else lowest + max_staleness
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """A sample that ended, with the reason."""
 
     sample: Sample
