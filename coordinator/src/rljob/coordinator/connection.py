@@ -76,8 +76,9 @@ class SocketConnection(Connection):
     def send(self, message: Any) -> None:
         """Queue ``message``, encoded, unless the connection is closed."""
         if self.open:
+            if not self._outbox:
+                self._wake.set()
             self._outbox.append(encode(message))
-            self._wake.set()
 
     def close(self) -> None:
         """Close the connection after all queued messages are sent."""

@@ -26,12 +26,12 @@ class EngineMessages:
 
     def receive(self, connection: Connection, message: Any) -> None:
         """Handle one message of the union FromAgent."""
-        match message:
-            case m.RegisterEngine():
-                self._register(connection, message)
+        match message:  # the most frequent ones first
             case m.Completions():
                 for completion in message.items:
                     self._completed(connection, completion)
+            case m.RegisterEngine():
+                self._register(connection, message)
             case m.EngineCrashed():
                 self._crashed(connection, message)
             case _:

@@ -105,7 +105,7 @@ class GroupDecisions:
         if decision is not None and decision.number == message.number and decision.runner is connection:
             self._answered[connection, decision.group.task] = self._run.now
             self._decide(decision, message.accepted, message.reason)
-        self._run.ledger.then(lambda: connection.send(m.AckGroups([message.number])))
+        self._run.ledger.then(connection.send, m.AckGroups([message.number]))
 
     def waiting(self, group: Group) -> tuple[float, Connection | None]:
         """Return for how many seconds a group has waited for its decision since it was asked for, and the runner."""
@@ -125,7 +125,7 @@ class GroupDecisions:
     def _send(self, decision: OpenDecision) -> None:
         runner, message = decision.runner, decision.message
         assert runner is not None, "a question has a runner"
-        self._run.ledger.then(lambda: runner.send(message))  # the rewards are durable first
+        self._run.ledger.then(runner.send, message)  # the rewards are durable first
 
     def _forget(self, decision: OpenDecision) -> None:
         if decision.runner is not None:

@@ -98,4 +98,4 @@ class KeptCheckpoints:
             del self._kept[step]
         self._ledger.record_checkpoint(message.step, message.path, message.incarnation, message.digest, removed)
         oldest = self.steps[0]
-        self._ledger.then(lambda: self._ledger.remove_covered_payload(oldest))
+        self._ledger.then(self._ledger.remove_covered_payload, oldest)

@@ -195,4 +195,4 @@ class Leases:
             trajectory.sample.id, trajectory.task, trajectory.row, split, turns, trajectory.attempts, trajectory.lease,
             [*trajectory.answers.values()],
         )  # fmt: skip
-        self._ledger.then(lambda: runner.send(lease))
+        self._ledger.then(runner.send, lease)

@@ -19,15 +19,15 @@ class RunnerMessages:
 
     def receive(self, connection: Connection, message: Any) -> None:
         """Handle one message of the union FromRunner."""
-        match message:
-            case m.RegisterRunner():
-                self._register(connection, message)
+        match message:  # the most frequent ones first
             case m.GenerateRequest():
                 self._generate_request(connection, message)
-            case m.PoolAnswered():
-                self._pool_answered(connection, message)
             case m.TrajectoryScored():
                 self._scored(connection, message)
+            case m.RegisterRunner():
+                self._register(connection, message)
+            case m.PoolAnswered():
+                self._pool_answered(connection, message)
             case m.TrajectoryFailed():
                 self._failed(connection, message)
             case m.GroupFiltered():

@@ -35,7 +35,7 @@ class SampleOutcomes:
         """Record the reward of a sample as its runner sent it, and the rewards of its turns."""
         run, sample, reward = self._run, trajectory.sample, message.reward
         if trajectory.kind is Kind.TRAIN:
-            run.lengths.score(sum(len(turn.token_ids) // INT32 for turn in trajectory.turns.values()))
+            run.lengths.score(sum([len(turn.token_ids) for turn in trajectory.turns.values()]) // INT32)
         run.trajectories.done(sample.id)
         run.ledger.record_score(
             sample.id, trajectory.kind, reward, turn_rewards, message.metrics, message.text, message.branch

@@ -132,7 +132,7 @@ class TrainerController:
         # the batch of its step was never sent to a process that must verify its weights first
         self._resumes = not new_process and not self._weights.must_verify and self._run.is_formed(message.step)
         registered = m.TrainerRegistered(session.incarnation, version, unseen)
-        self._ledger.then(lambda: connection.send(registered))
+        self._ledger.then(connection.send, registered)
         if unseen:
             session.busy = "TrainerRegistered"  # no command before the process has looked for them
         elif has_just_loaded:
@@ -180,7 +180,7 @@ class TrainerController:
                 f"{self._name(previous)}"
             )
             refuse = m.RefuseCheckpoint(session.incarnation, session.start, reason)
-            self._ledger.then(lambda: trainer.send(refuse))
+            self._ledger.then(trainer.send, refuse)
 
     @staticmethod
     def _name(step: int) -> str:
@@ -214,7 +214,7 @@ class TrainerController:
         if message is not None:
             self.session.busy = type(message).__name__
             self._training = command.step if command.kind == "train" else self._training
-            self._ledger.then(lambda: trainer.send(message))
+            self._ledger.then(trainer.send, message)
 
     @property
     def awaits_new_batch(self) -> bool:
@@ -347,4 +347,4 @@ class TrainerController:
         """Stop the trainer at the end of the run."""
         trainer = self.session.connection
         if trainer is not None:
-            self._ledger.then(lambda: trainer.send(m.Stop(reason)))
+            self._ledger.then(trainer.send, m.Stop(reason))

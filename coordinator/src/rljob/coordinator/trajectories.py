@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from functools import cached_property
@@ -31,6 +32,7 @@ from rljob.protocol.agent_protocol import AckCompletions, Completion, Generate, 
 from rljob.protocol.runner_protocol import (
     Cancel,
     GenerateRequest,
+    GenerateResult,
     PoolAnswered,
     PoolAnswerStored,
     TrajectoryFailed,
@@ -131,6 +133,8 @@ class Trajectories:
     @staticmethod
     def _acknowledge_early(trajectory: Trajectory) -> None:
         """Have the agents forget completions that no runner has requested again."""
+        if not trajectory.early:
+            return
         for completion, agent in trajectory.early.values():
             agent.send(AckCompletions([completion.request_id]))
         trajectory.early.clear()
@@ -191,7 +195,7 @@ class Trajectories:
             self._ledger.record_answer(message.sample, trajectory.attempts, answer)
             trajectory.since = self._now()
         stored = PoolAnswerStored(message.sample, answer)
-        self._ledger.then(lambda: runner.send(stored))
+        self._ledger.then(runner.send, stored)
 
     def request_generation(self, message: GenerateRequest, runner: Connection) -> None:
         """Handle a runner's request for the tokens of a turn; recorded tokens answer a repeated request.
@@ -209,7 +213,7 @@ class Trajectories:
                 turn.end("length")  # interrupted at its last token
         if turn.finished:
             result = turn.result(message.sample, message.turn, message.branch)
-            self._ledger.then(lambda: runner.send(result))  # its completion may not be durable yet
+            self._ledger.then(runner.send, result)  # its completion may not be durable yet
         elif trajectory.branches[message.branch].request is None:
             self._enqueue(trajectory, trajectory.branches[message.branch], message.turn)
 
@@ -218,14 +222,15 @@ class Trajectories:
         key = (trajectory.sample.id, number, trajectory.attempts + turn.completions, branch.name)
         assert turn.request is not None
         tokens = turn.context_tokens + turn.request.max_tokens
-        min_model_length = next((length for length in self._lengths if length >= tokens), tokens)
+        fitting = bisect_left(self._lengths, tokens)
+        min_model_length = self._lengths[fitting] if fitting < len(self._lengths) else tokens
         request = Request(
             key, trajectory.sample.group.prefix, trajectory.order, tokens, trajectory.version, min_model_length,
             branch.previous, turn.context_tokens,
         )  # fmt: skip
         branch.request, trajectory.since = request, self._now()
-        claimant = self._claims.pop(key, None)
-        early = trajectory.early.pop(key, None)
+        claimant = self._claims.pop(key, None) if self._claims else None
+        early = trajectory.early.pop(key, None) if trajectory.early else None
         if early is not None:
             self.completed(*early)
         elif claimant is not None:
@@ -247,7 +252,7 @@ class Trajectories:
             self._started(trajectory, branch, engine.serving[1])
             agent, generate = engine.connection, self._generate(trajectory, request, engine)
             branch.sent_to(trajectory.sample.id, engine)
-            self._ledger.then(lambda agent=agent, generate=generate: agent.send(generate))  # type: ignore[misc]
+            self._ledger.then(agent.send, generate)
 
     def send_whole_context(self, engine: EngineRecord, request_id: RequestId) -> None:
         """Send a request again, with its whole context, to an engine whose agent lacks the beginning of it."""
@@ -282,8 +287,12 @@ class Trajectories:
         trajectory = self.by_sample.get(request_id.sample)
         branch = None if trajectory is None else trajectory.branches.get(request_id.branch)
         request = None if branch is None else branch.request
-        wanted = trajectory is not None and trajectory.wants(place) and request_id.attempt >= trajectory.attempts
-        if trajectory is not None and wanted and request is None:
+        if (
+            request is None
+            and trajectory is not None
+            and trajectory.wants(place)
+            and request_id.attempt >= trajectory.attempts
+        ):
             trajectory.early[key] = (completion, agent)  # the runner has not repeated its request yet; not acknowledged
             return
         if trajectory is None or branch is None or request is None or request.key != key:
@@ -295,18 +304,24 @@ class Trajectories:
             raise ValueError(ANOTHER_CONTEXT.format(branches.described(*place)))
         engine = self._engines.of_connection(agent)
         updating = engine is not None and engine.update is not None
-        self._withdraw(trajectory, branch, "elsewhere", abort=branch.engine is not engine)
+        self._withdraw(trajectory, branch, "elsewhere", abort=request.engine is not engine)
         self._record(trajectory, branch, turn, completion, engine, agent.instance)
         if completion.finish != "abort" or turn.remaining_tokens == 0:
             turn.end(completion.finish if completion.finish != "abort" else "length")
             trajectory.since = self._now()
             generated = turn.result(request_id.sample, *place)
-            self._ledger.then(lambda: trajectory.runner.send(generated) if trajectory.runner else None)
+            self._ledger.then(self._send_result, trajectory, generated)
         else:
             self._events.requeued("update" if updating else "interrupted")
             self._enqueue(trajectory, branch, request_id.turn)
         self._ledger.then_join(agent.acknowledge_completions, request_id)
         self._changed()
+
+    @staticmethod
+    def _send_result(trajectory: Trajectory, result: GenerateResult) -> None:
+        """Send a result to the runner that holds the lease now."""
+        if trajectory.runner is not None:
+            trajectory.runner.send(result)
 
     def _record(
         self,
@@ -324,8 +339,10 @@ class Trajectories:
             # No tokens: attribute the completion to the version that the engine serves.
             serving = engine.serving[1] if engine is not None and engine.serving is not None else branch.dispatched
             versions = [serving] if serving is not None else []
-        known = versions if trajectory.recorded_version is None else [*versions, trajectory.recorded_version]
-        trajectory.recorded_version = min(known, default=None)
+        if versions:
+            lowest = min(versions)
+            if trajectory.recorded_version is None or lowest < trajectory.recorded_version:
+                trajectory.recorded_version = lowest
         branch.dispatched = trajectory.dispatched_before = None
         trajectory.bound_version()
         given = b"" if turn.completions else turn.given
@@ -339,7 +356,7 @@ class Trajectories:
             request_id.sample, request_id.turn, request_id.attempt, given, completion.token_ids,
             completion.logprobs, completion.spans, completion.finish, completion.context, branch.name,
         )  # fmt: skip
-        highest = max(versions, default=None)
+        highest = max(versions) if versions else None
         self._ledger.record_completion(record, name, branch.tokens, trajectory.recorded_version, highest)
 
     def _withdraw_all(self, trajectory: Trajectory, reason: Abort) -> None:

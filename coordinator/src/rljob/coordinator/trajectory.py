@@ -79,9 +79,8 @@ class Branch(msgspec.Struct, eq=False):
     @property
     def engine(self) -> EngineRecord | None:
         """The engine that holds the request; None if no engine does."""
-        engine = None if self.request is None else self.request.engine
-        assert engine is None or isinstance(engine, EngineRecord)
-        return engine
+        request = self.request
+        return None if request is None else request.engine  # type: ignore[return-value]  # the coordinator's engines
 
     def append(self, token_ids: bytes) -> None:
         """Append tokens."""
@@ -146,9 +145,11 @@ class Trajectory(msgspec.Struct, eq=False):
 
     def bound_version(self) -> None:
         """Set the sample's lowest version: no token of it, recorded or being generated, is of a lower one."""
-        lowest = None
-        dispatched = [branch.dispatched for branch in self.branches.values()]
-        for version in (self.recorded_version, self.dispatched_before, *dispatched):
+        lowest, before = self.recorded_version, self.dispatched_before
+        if before is not None and (lowest is None or before < lowest):
+            lowest = before
+        for branch in self.branches.values():
+            version = branch.dispatched
             if version is not None and (lowest is None or version < lowest):
                 lowest = version
         self.sample.min_version = lowest

@@ -29,18 +29,8 @@ class MemoryLedger(LedgerWriter):
         super().__init__(None)
         self._call_soon: Callable[[Callable[[], None]], object] | None = None  # of the loop, from :meth:`run` on
         self._failed: asyncio.Future[None]
-        self._due = self._woken = False
+        self._due = False
         self._waiting: list[Any] = []  # committed, as far as queries see, and not executed
-
-    def then(self, effect: Callable[[], None]) -> None:
-        """Call ``effect`` when everything queued so far is committed."""
-        self._effects.append(effect)
-        self.wake()
-
-    def then_join(self, effect: Callable[[list[Any]], None], item: Any) -> None:
-        """Call ``effect`` once with its items of a commit."""
-        super().then_join(effect, item)
-        self.wake()
 
     def wake(self) -> None:
         """Call ``before_commit`` in the next iteration of the event loop, and commit what is queued then."""
@@ -68,10 +58,6 @@ class MemoryLedger(LedgerWriter):
         self._commit_queued()
         await self._failed
 
-    def _put(self, queued: Any) -> None:
-        self._queue.append(queued)
-        self.wake()
-
     def _schedule(self) -> None:
         if self._call_soon is not None:
             self._due = True
@@ -86,8 +72,8 @@ class MemoryLedger(LedgerWriter):
                 self._queue.clear()
                 effects, self._effects = self._effects, []
                 joined, self._joined = self._joined, {}
-                for effect in effects:
-                    effect()
+                for effect, values in effects:
+                    effect(*values)
                 for join, items in joined.items():
                     join(items)
             self._due = False

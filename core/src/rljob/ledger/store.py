@@ -112,9 +112,11 @@ class Store:
     def __init__(self, directory: Path | None) -> None:
         self.directory = directory or Path(":memory:")
         self._queue: list[_Queued] = []
-        self._effects: list[Effect] = []
+        self._effects: list[tuple[Callable[..., object], tuple[Any, ...]]] = []  # with their arguments
         self._joined: dict[Callable[[list[Any]], None], list[Any]] = {}
         self._wake = asyncio.Event()
+        self._woken = False
+        """Whether ``_wake`` is set: what is queued is many times as frequent as commits."""
         self.before_commit: Effect = lambda: None
         """Called before each commit: what it queues is in the commit."""
         self._locks: list[int] = []
@@ -190,20 +192,24 @@ class Store:
 
     def _put(self, queued: _Queued) -> None:
         self._queue.append(queued)
-        self._wake.set()
+        if not self._woken:
+            self.wake()
 
-    def then(self, effect: Effect) -> None:
-        """Call ``effect`` when everything queued so far is durable."""
-        self._effects.append(effect)
-        self._wake.set()
+    def then(self, effect: Callable[..., object], *values: Any) -> None:
+        """Call ``effect`` with these values when everything queued so far is durable."""
+        self._effects.append((effect, values))
+        if not self._woken:
+            self.wake()
 
     def then_join(self, effect: Callable[[list[Any]], None], item: Any) -> None:
         """Call ``effect`` once with its items of a commit, as :meth:`then` does, and after those effects."""
         self._joined.setdefault(effect, []).append(item)
-        self._wake.set()
+        if not self._woken:
+            self.wake()
 
     def wake(self) -> None:
         """Call ``before_commit`` soon, and commit what is queued then."""
+        self._woken = True
         self._wake.set()
 
     def query(self, statement: str, *row: Any) -> list[sqlite3.Row]:
@@ -223,6 +229,7 @@ class Store:
             if loop.time() < due:
                 await asyncio.sleep(due - loop.time())
             self._wake.clear()
+            self._woken = False
             self.before_commit()
             queue, self._queue = self._queue, []
             effects, self._effects = self._effects, []
@@ -233,8 +240,8 @@ class Store:
                     self._commit(queue)
                 else:
                     await loop.run_in_executor(self._thread, self._commit, queue)
-            for effect in effects:
-                effect()
+            for effect, values in effects:
+                effect(*values)
             for join, items in joined.items():
                 join(items)
 

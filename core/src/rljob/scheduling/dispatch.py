@@ -58,11 +58,6 @@ class SharedPrefix:
         if request.previous is None:
             del self.members[request.kind][request.key]
 
-    @property
-    def next(self) -> list[Request]:
-        """The member of each kind that is sent first."""
-        return [min(members.values(), key=_order) for members in self.members.values() if members]
-
 
 class Request(msgspec.Struct, eq=False):
     """A request for the tokens of one turn.
@@ -132,7 +127,8 @@ class EngineLoad:
     @property
     def rank(self) -> tuple[bool, float, str]:
         """Sort key: the engine that is served first is the lowest."""
-        return (self.busy, self.tokens_per_slot, self.instance)
+        slots = self.max_concurrency
+        return (len(self.requests) >= slots, self.tokens / slots, self.instance)
 
     def add(self, request: Request) -> None:
         """Assign a request to the engine."""
@@ -204,8 +200,9 @@ class RequestQueue:
     def _push_next(self, prefix: SharedPrefix) -> None:
         """Have the next members of a group in the heaps of its home. Those after them are still in heaps of earlier
         homes: while slots are free, the home of a group changes with nearly every member."""
-        for request in prefix.next:
-            self._push(request)
+        for members in prefix.members.values():
+            if members:
+                self._push(min(members.values(), key=_order))
 
     def _push(self, request: Request) -> None:
         if self._entries > FEWEST_ENTRIES + 4 * self._live:
@@ -268,10 +265,11 @@ class RequestQueue:
 
     def _sent(self, request: Request, engine: EngineLoad) -> None:
         """Add a request to an engine, which becomes the home of its group."""
-        if request.home is not None:
+        home = request.home
+        if home is not None:
             affinity = self.members if request.previous is None else self.turns
             affinity.sent += 1
-            affinity.at_home += request.home is engine
+            affinity.at_home += home is engine
         self._take(request)
         engine.add(request)
         request.prefix.home = engine
@@ -306,11 +304,12 @@ class RequestQueue:
         """Return the first queued request of a kind with a home; None if there is none."""
         heaps = self._kinds[kind]
         heap = heaps[home]
-        while heap and not (heap[0][2].queued and heap[0][2].home is home):
+        while heap:
+            request = heap[0][2]
+            if request.queued and request.home is home:
+                return request
             heapq.heappop(heap)
             self._entries -= 1
-        if heap:
-            return heap[0][2]
         del heaps[home]
         if not heaps:
             del self._kinds[kind]
@@ -319,8 +318,11 @@ class RequestQueue:
     @staticmethod
     def _home_of(request: Request, engine: Load, able: _Eligibility[Load]) -> Load:
         """Return the home of a request if that costs nothing, else ``engine``, the least loaded."""
-        home = able.present.get(request.home.instance) if request.home is not None else None
-        if home is None or home is not request.home or home.free_slots <= 0 or home.busy > engine.busy:
+        wanted = request.home
+        home = able.present.get(wanted.instance) if wanted is not None else None
+        if home is None or home is not wanted or home.free_slots <= 0 or home.busy > engine.busy:
+            return engine
+        if home is engine:
             return engine
         excess = home.tokens_per_slot - engine.tokens_per_slot
         tokens = request.prefix_tokens if request.previous is None else TURN_EXCESS * request.tokens
