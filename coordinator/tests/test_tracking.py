@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
 import itertools
 import json
 import logging
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer.record_writer import RecordWriter
 from world import job
 
 from rljob.coordinator import tracking as tracking_module
+from rljob.coordinator.event_file import record
 from rljob.coordinator.status_report import MOST_POINTS, thinned
 from rljob.coordinator.tracking import TrackingWriter, finish, follow
 from rljob.protocol.run_status import HistoryPoint
@@ -173,3 +178,15 @@ def test_the_status_carries_few_points_and_always_the_newest() -> None:
         assert kept[-1:] == [point.step for point in points[-1:]]
         gaps = {b - a for a, b in itertools.pairwise(kept[:-1])}
         assert len(gaps) <= 1, "thinned evenly"
+
+
+@pytest.mark.parametrize("data", [b"", b"a", bytes(range(256)) * 4])
+def test_records_of_event_files_are_those_of_tensorboard(data: bytes) -> None:
+    written = io.BytesIO()
+    RecordWriter(written).write(data)
+    assert record(data) == written.getvalue()
+
+
+def test_event_files_need_no_numpy() -> None:
+    program = "import sys; import rljob.coordinator.event_file; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
