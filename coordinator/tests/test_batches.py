@@ -13,7 +13,7 @@ import zstandard
 from starlette.applications import Starlette
 
 from rljob.coordinator import batches
-from rljob.coordinator.batches import BatchShards
+from rljob.coordinator.batches import BatchShards, of_record, of_records
 from rljob.coordinator.ledger_api import MAX_NUMBER
 from rljob.coordinator.shard_route import shard_route
 from rljob.ledger.payload_record import PayloadRecord, encode_record
@@ -62,6 +62,15 @@ def test_a_batch_that_is_not_formed_yet_is_read_again(reads: list[int]) -> None:
         with pytest.raises(LookupError, match="there is no batch 2"):
             shards.shard(2, b"")
     assert reads == [2, 2]
+
+
+@pytest.mark.parametrize(("prompt", "tokens", "spans"), [(2, 3, 2), (0, 3, 1), (2, 0, 0), (2, 0, 1)])
+def test_a_sample_with_one_record_is_what_any_records_make(prompt: int, tokens: int, spans: int) -> None:
+    numbers, logprobs = range(1, 1 + tokens), struct.pack(f"<{tokens}f", *[-0.5] * tokens)
+    parts = [VersionSpan(version, version, tokens) for version in range(spans)]
+    given, written = struct.pack(f"<{prompt}i", *range(prompt)), struct.pack(f"<{tokens}i", *numbers)
+    one = PayloadRecord("s", 0, 3, given, written, logprobs, parts, "stop", "")
+    assert of_record(one, 0.25) == of_records([one], [0.25])
 
 
 async def answer(path: str, body: bytes = encode_selection([2, 0], 3), token: str = "right") -> httpx.Response:

@@ -16,9 +16,9 @@ from rljob.protocol.branches import TurnKey, last_turns, order
 from rljob.protocol.shards import decode_selection
 from rljob.protocol.shared_messages import VersionSpan
 
-COMPRESSION = -1
-"""zstd's level: it only finds repetitions. Levels from 1 on take more time for each byte that they save than a network
-of 10 Gbit/s: log-probabilities hardly shrink."""
+COMPRESSION = -5
+"""zstd's level: it only finds repetitions. Higher levels take more time for each byte that they save than a network of
+1 Gbit/s: log-probabilities hardly shrink."""
 
 _rewards_decoder = msgspec.json.Decoder(list[float])
 _encoder = msgspec.msgpack.Encoder()
@@ -72,6 +72,13 @@ def assemble(records: list[PayloadRecord], turn_rewards: list[float]) -> SampleT
         records: records of the sample, in order of time; an interrupted turn has several.
         turn_rewards: one reward for each turn, in the order of :func:`rljob.protocol.branches.order`.
     """
+    if len(records) == 1 and records[0].turn == 0:
+        return of_record(records[0], *turn_rewards)
+    return of_records(records, turn_rewards)
+
+
+def of_records(records: list[PayloadRecord], turn_rewards: list[float]) -> SampleTokens:
+    """Return the sequences of a sample with any records; see :func:`assemble`."""
     turns: dict[TurnKey, list[PayloadRecord]] = {}
     for record in records:
         turns.setdefault((record.turn, record.branch), []).append(record)
@@ -93,6 +100,21 @@ def assemble(records: list[PayloadRecord], turn_rewards: list[float]) -> SampleT
         sample.ends if len(sample.ends) > 1 else [],
     )
     assert len(tokens.token_ids) == len(tokens.logprobs) == INT32 * sample.length
+    return tokens
+
+
+def of_record(record: PayloadRecord, reward: float) -> SampleTokens:
+    """Return the only sequence of a sample with one record, as :func:`of_records` does, at a sixth of the time."""
+    prompt, end = len(record.given) // INT32, (len(record.given) + len(record.token_ids)) // INT32
+    model = Segment("model", prompt, end, reward)
+    tokens = SampleTokens(
+        record.sample,
+        record.given + record.token_ids,
+        bytes(len(record.given)) + record.logprobs,
+        [Segment("prompt", 0, prompt), model] if prompt else [model],
+        [VersionSpan(span.version, prompt + span.start, prompt + span.end) for span in record.spans],
+    )
+    assert len(tokens.token_ids) == len(tokens.logprobs) == INT32 * end
     return tokens
 
 
