@@ -429,7 +429,7 @@ class Run:
             samples = [entry.sample.id for entry in entries]
             self.ledger.end_samples(samples, State(end), reason)
             self.ends[end] += len(samples)
-        self.trajectories.drop(entry.sample.id for entry in ended)
+        self.trajectories.drop([entry.sample.id for entry in ended])
 
     def counts(self) -> dict[str, Any]:
         """Return state → number of samples or groups."""

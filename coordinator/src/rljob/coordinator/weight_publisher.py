@@ -365,12 +365,11 @@ class WeightPublisher:
 
     def _end_round_if_over(self) -> None:
         """Start the next round once all updates of the current one have ended; count the current one if it failed."""
-        running = (engine.update for engine in self._engines.by_instance.values())
-        if any(update is not None and update <= self._round for update in running):
-            return
+        for engine in self._engines.by_instance.values():
+            if engine.update is not None and engine.update <= self._round:
+                return
         current = (self.lineage, self.published)
-        serves = any(engine.serving == current for engine in self._engines.connected())
-        if (reason := self._round_failure) and not serves:
+        if (reason := self._round_failure) and all(e.serving != current for e in self._engines.connected()):
             self._failed_rounds += 1
             if self._failed_rounds >= MAX_FAILED_ROUNDS:
                 message = f"no engine can receive weights any more; the last failure: {reason}"

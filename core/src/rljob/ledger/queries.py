@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from rljob.api.job_status import EvaluationResult
 from rljob.ledger.evaluation_results import result_of
 from rljob.ledger.payload_record import PayloadRecord, decode_record, decode_text
@@ -324,7 +326,7 @@ def first_needed_segment(query: Query, oldest_step: int) -> int | None:
 # --- batches ---
 
 
-class BatchRow(NamedTuple):
+class BatchRow(msgspec.Struct):
     """A sample of a batch."""
 
     sample: str

@@ -115,31 +115,29 @@ def _batch(query: Query, step: int) -> Metrics:
         step,
     )
     assert rows, f"there is no batch {step}"
+    # Columns: to read a value of a row by its name takes as long as all values by their order.
+    numbers, names, rewards, prompts, responses, lowest, highest, finishes = zip(*rows, strict=True)
     groups: dict[int, list[float]] = {}
     tasks: dict[str, list[float]] = {}
-    for row in rows:
-        groups.setdefault(row["group_number"], []).append(row["reward"])
-        tasks.setdefault(row["task"], []).append(row["reward"])
-    rewards = [row["reward"] for row in rows]
+    for number, name, reward in zip(numbers, names, rewards, strict=True):
+        groups.setdefault(number, []).append(reward)
+        tasks.setdefault(name, []).append(reward)
+    ages = [step - version for version in lowest]
     metrics = {
         "samples": float(len(rows)),
         **_mean_and_std("reward", rewards),
         "reward/min": min(rewards),
         "reward/max": max(rewards),
         "reward/zero_std_group_fraction": _fraction(min(group) == max(group) for group in groups.values()),
-        "response_length/truncated_fraction": _fraction(row["finish"] == "length" for row in rows),
-        "version/lowest": float(min(row["min_version"] for row in rows)),
-        "version/highest": float(max(row["max_version"] for row in rows)),
+        "response_length/truncated_fraction": finishes.count("length") / len(rows),
+        "version/lowest": float(min(lowest)),
+        "version/highest": float(max(highest)),
     }
     for task, of_task in tasks.items():
         metrics |= {**_mean_and_std(f"reward/{task}", of_task), f"samples/{task}": float(len(of_task))}
-    for name, values in {
-        "response_length": [row["response_tokens"] for row in rows],
-        "prompt_length": [row["prompt_tokens"] for row in rows],
-        "staleness": [step - row["min_version"] for row in rows],
-    }.items():
+    for name, values in {"response_length": responses, "prompt_length": prompts, "staleness": ages}.items():
         metrics |= {f"{name}/mean": statistics.fmean(values), f"{name}/max": float(max(values))}
-    staleness = Counter(step - row["min_version"] for row in rows)
+    staleness = Counter(ages)
     return metrics | {f"{STALENESS_SAMPLES}{age}": float(staleness[age]) for age in range(max(staleness) + 1)}
 
 

@@ -197,8 +197,8 @@ class LedgerWriter(Store):
         generated = [(number, self.progress.pop(number)) for number in numbers if number in self.progress]
         self.execute_many(_GENERATED, [(*progress.row, number) for number, progress in generated])
         self._transition(end, numbers, reason=reason)
-        self.execute_many(_CLOSE, [(group,) for group in dict.fromkeys(number >> MEMBER_BITS for number in numbers)])
-        training = sum(number >= 0 for number in numbers)
+        self.execute_many(_CLOSE, [(group,) for group in dict.fromkeys([number >> MEMBER_BITS for number in numbers])])
+        training = len([number for number in numbers if number >= 0])
         if training:
             self.execute(
                 "INSERT INTO ended VALUES (?,?) ON CONFLICT DO UPDATE SET samples = samples + excluded.samples",
