@@ -94,7 +94,8 @@ def _simulated(request: SimulationRequest, source: str) -> SimulationResult:
 
 def _table(result: SimulationResult, own: tuple[int, int, int]) -> str:
     engines, devices, trainer = own
-    splits = sorted([*result.splits, *result.slow], key=lambda split: split.engines)
+    shown: list[SplitPrediction | SlowSplit] = [*result.splits, *result.slow]
+    splits = sorted(shown, key=lambda split: split.engines)
     rows = [COLUMNS, *(_row(split, devices) for split in splits)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
