@@ -95,9 +95,23 @@ class Schedule:
     latency: float  # seconds, at most
     doubled: float  # probability that a message arrives twice
     faults: tuple[Fault, ...]
-    regenerate: bool
-    tasks: int
-    evaluated: bool  # whether versions 0 and 3 are evaluated, with two samples for each problem
+
+    # The following depend on the seed: hypothesis may draw a rare value in none of some hundred schedules.
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether versions 0 and 3 are evaluated, with two samples for each problem."""
+        return self.seed % 8 == 1
+
+    @property
+    def regenerate(self) -> bool:
+        """Whether onDeadline is regenerate."""
+        return self.seed % 3 == 1
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks."""
+        return 2 if self.seed % 5 in (1, 2) else 1
 
     @property
     def turns_of_sample(self) -> int:
@@ -463,9 +477,6 @@ schedules = st.builds(
     latency=st.sampled_from([0.0, 0.01, 1.0]),
     doubled=st.sampled_from([0.0, 0.1]),
     faults=st.lists(faults, max_size=MOST_FAULTS).map(tuple),
-    regenerate=st.sampled_from([False, False, True]),
-    tasks=st.sampled_from([1, 1, 2]),
-    evaluated=st.sampled_from([False] * 7 + [True]),
 )
 
 
