@@ -19,6 +19,7 @@ from rljob.ledger.queries import completions
 from rljob.protocol.agent_protocol import HEARTBEAT_SECONDS, Abort, Completions, EngineHeartbeat, Generate, RequestId
 from rljob.protocol.contexts import context_digest
 from rljob.protocol.runner_protocol import (
+    AckTrajectories,
     Cancel,
     GenerateRequest,
     GenerateResult,
@@ -126,6 +127,47 @@ async def test_a_runner_without_the_lease_changes_nothing(new_world: Any, tmp_pa
     await finish(world)
     (record,) = completions(world.store, "g0.0", 0)
     assert record.given == world_module.int32([0, 1, 2]) and not failures(world)
+
+
+def of_older_lease(lease: LeaseTrajectory, kind: type) -> Any:
+    """Return a message that would change the sample if its lease were the newest."""
+    attempt, older = lease.attempt, lease.lease - 1
+    return {
+        GenerateRequest: GenerateRequest(lease.sample, 0, world_module.int32([9, 9]), 16, 1.0, [0], attempt, older),
+        TrajectoryScored: TrajectoryScored(lease.sample, 100.0, {}, "old", 1, attempt, [], older),
+        TrajectoryFailed: TrajectoryFailed(lease.sample, "it broke", attempt, older),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", [GenerateRequest, TrajectoryScored, TrajectoryFailed])
+@pytest.mark.parametrize("generated", [False, True])
+async def test_a_message_of_an_older_lease_of_the_same_runner_changes_nothing(
+    new_world: Any, tmp_path: Path, kind: type, generated: bool
+) -> None:
+    """The runner holds the sample by a newer lease, and its attempt is the same. ``generated``: its turn is, too."""
+    world = await small_world(new_world, tmp_path)
+    agent, handle = world.agents[0], world.runner.handle
+    await until(world, lambda: agent.queue)
+    (lease,) = world.runner.driving.values()
+    if generated:
+        world.runner.handle = lambda message: None  # its score comes later
+        agent.say(Completions([world_module.generate_tokens(agent.queue.pop(0), 0, 0)]))
+        await world.some(3)
+        assert world.store.query("SELECT 1 FROM completions WHERE finish = 'stop'")
+        world.runner.handle = handle
+    before = world.run.trajectories.by_sample[lease.sample]
+    world.runner.peer.take()
+    world.runner.say(of_older_lease(lease, kind))
+    await world.store.drain()
+    expected = [] if kind is GenerateRequest else [AckTrajectories([lease.sample])]
+    assert world.runner.peer.take() == expected, "no Cancel: the message crossed the newer lease"
+    assert world.run.trajectories.by_sample.get(lease.sample) is before and before.runner is world.runner.peer
+    assert [tuple(row) for row in world.store.query("SELECT state, reward FROM samples")] == [("admitted", None)]
+    world.runner._continue(lease.sample)
+    await finish(world)
+    assert not failures(world) and not world.store.query("SELECT 1 FROM samples WHERE reward = 100.0")
+    (record,) = completions(world.store, lease.sample, 0)
+    assert record.given == world_module.int32([0, 1, 2])
 
 
 async def test_after_a_restart_of_the_coordinator_the_newest_lease_counts(new_world: Any, tmp_path: Path) -> None:
