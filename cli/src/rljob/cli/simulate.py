@@ -23,6 +23,8 @@ from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.simulation_messages import SimulationRequest, SimulationResult, SlowSplit, SplitPrediction
 
 COLUMNS = ("engines", "GPUs rollout", "GPUs trainer", "step", "engines used", "trainer used", "staleness", "tokens/s")
+MANY_DEVICES = 128
+"""From so many GPUs on, the command says that it takes long."""
 
 
 def simulate(
@@ -64,6 +66,8 @@ def simulate(
         steps,
         trace is not None,
     )
+    if request.devices >= MANY_DEVICES:
+        echo(f"rljob: simulating up to {request.devices} GPUs takes minutes", err=True)
     result = _simulated(request, str(file))
     if trace is not None:
         trace.write_text(json.dumps(result.trace))
