@@ -98,7 +98,8 @@ def test_the_gradients_are_those_of_a_plain_model_in_float64(model_directory, wo
     logits = model(input_ids=tokens.token_ids_BL).logits[:, tokens.keep_K] / tokens.temperature_B[:, None, None]
     logprobs_BK = logits.log_softmax(-1).gather(-1, tokens.targets_BK[..., None]).squeeze(-1)
     loss(0, Output(logprobs_BK)).backward()
-    torch.testing.assert_close(output.logprobs_BK.double(), logprobs_BK.detach(), rtol=0, atol=2e-6)
+    # float32 numbers near the largest, -7.4, are 5e-7 apart; which of them comes out depends on the CPU's kernels
+    torch.testing.assert_close(output.logprobs_BK.double(), logprobs_BK.detach(), rtol=5e-7, atol=2e-6)
     gradients = whole_gradients(backend)
     assert gradients.keys() == adapters.keys()
     for layer in layers:
