@@ -133,8 +133,6 @@ class Trajectories:
     @staticmethod
     def _acknowledge_early(trajectory: Trajectory) -> None:
         """Have the agents forget completions that no runner has requested again."""
-        if not trajectory.early:
-            return
         for completion, agent in trajectory.early.values():
             agent.send(AckCompletions([completion.request_id]))
         trajectory.early.clear()
@@ -229,8 +227,8 @@ class Trajectories:
             branch.previous, turn.context_tokens,
         )  # fmt: skip
         branch.request, trajectory.since = request, self._now()
-        claimant = self._claims.pop(key, None) if self._claims else None
-        early = trajectory.early.pop(key, None) if trajectory.early else None
+        claimant = self._claims.pop(key, None)
+        early = trajectory.early.pop(key, None)
         if early is not None:
             self.completed(*early)
         elif claimant is not None:
@@ -339,10 +337,8 @@ class Trajectories:
             # No tokens: attribute the completion to the version that the engine serves.
             serving = engine.serving[1] if engine is not None and engine.serving is not None else branch.dispatched
             versions = [serving] if serving is not None else []
-        if versions:
-            lowest = min(versions)
-            if trajectory.recorded_version is None or lowest < trajectory.recorded_version:
-                trajectory.recorded_version = lowest
+        known = versions if trajectory.recorded_version is None else [*versions, trajectory.recorded_version]
+        trajectory.recorded_version = min(known, default=None)
         branch.dispatched = trajectory.dispatched_before = None
         trajectory.bound_version()
         given = b"" if turn.completions else turn.given
@@ -356,7 +352,7 @@ class Trajectories:
             request_id.sample, request_id.turn, request_id.attempt, given, completion.token_ids,
             completion.logprobs, completion.spans, completion.finish, completion.context, branch.name,
         )  # fmt: skip
-        highest = max(versions) if versions else None
+        highest = max(versions, default=None)
         self._ledger.record_completion(record, name, branch.tokens, trajectory.recorded_version, highest)
 
     def _withdraw_all(self, trajectory: Trajectory, reason: Abort) -> None:

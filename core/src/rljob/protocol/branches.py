@@ -53,8 +53,6 @@ def first_turn(branch: str) -> int:
 def before(key: TurnKey) -> TurnKey | None:
     """Return the turn that a turn continues; None if it is the beginning of its tokens."""
     turn, branch = key
-    if not branch:
-        return (turn - 1, branch) if turn else None
     while branch and first_turn(branch) == turn:
         branch = branch.rpartition("/")[0]
     return (turn - 1, branch) if turn else None
@@ -86,8 +84,6 @@ def check_turn(turn: int, branch: str) -> None:
     Raises:
         ValueError: the text is not the name of a branch that can have this turn.
     """
-    if not branch and turn >= 0:
-        return
     if turn < 0 or len(branch) > MAX_NAME or (branch and not _NAME.fullmatch(branch)):
         raise ValueError(f"it requests turn {turn} of {branch[:40]!r}, which is not the name of a branch")
     turns = [start for start, _ in parts(branch)]

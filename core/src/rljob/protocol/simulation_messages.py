@@ -44,10 +44,9 @@ class SlowSplit(msgspec.Struct, rename="camel"):
 
 
 class SimulationResult(msgspec.Struct):
-    """The simulated splits by number of engines, and those that are too slow for a prediction; ``notes``:
-    sentences about what the predictions assume; ``best``: engines of the
-    split with the shortest step; ``trace``: the timeline of the best split in Chrome's trace format, empty if none was
-    requested."""
+    """The simulated splits by number of engines. ``slow``: those that are too slow for a prediction. ``notes``:
+    sentences about what the predictions assume. ``best``: engines of the split with the shortest step. ``trace``: the
+    timeline of the best split in Chrome's trace format, empty if none was requested."""
 
     splits: list[SplitPrediction]
     slow: list[SlowSplit]

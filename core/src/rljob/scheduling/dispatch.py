@@ -127,8 +127,7 @@ class EngineLoad:
     @property
     def rank(self) -> tuple[bool, float, str]:
         """Sort key: the engine that is served first is the lowest."""
-        slots = self.max_concurrency
-        return (len(self.requests) >= slots, self.tokens / slots, self.instance)
+        return (self.busy, self.tokens_per_slot, self.instance)
 
     def add(self, request: Request) -> None:
         """Assign a request to the engine."""
@@ -321,8 +320,6 @@ class RequestQueue:
         wanted = request.home
         home = able.present.get(wanted.instance) if wanted is not None else None
         if home is None or home is not wanted or home.free_slots <= 0 or home.busy > engine.busy:
-            return engine
-        if home is engine:
             return engine
         excess = home.tokens_per_slot - engine.tokens_per_slot
         tokens = request.prefix_tokens if request.previous is None else TURN_EXCESS * request.tokens
