@@ -19,7 +19,7 @@ from benchmarks.operator_cluster import WORKERS, BenchmarkCluster, OperatorProce
 from benchmarks.operator_jobs import changed_spec, children, manifest, name, namespace, run_status
 from rljob.manifests.inputs import Object
 from rljob.operator.executor import MAX_CONCURRENT_REQUESTS
-from rljob.operator.object_kinds import BY_KIND, CHILDREN, RLJOBS, SECRETS
+from rljob.operator.object_kinds import BY_KEY, CHILDREN, RLJOBS, SECRETS
 from rljob.operator.operator_client import OperatorClient
 
 SEED = 5
@@ -29,7 +29,7 @@ IDLE_PERIODS = 1.2
 CHANGES_PER_SECOND = 5.0
 NODES = 20
 GPUS = 256
-RESOURCES = BY_KIND | {SECRETS.kind: SECRETS}
+RESOURCES = BY_KEY | {SECRETS.kind: SECRETS}
 _SECONDS = 900.0
 _log = logging.getLogger("benchmark")
 
@@ -266,7 +266,7 @@ async def change_offline(script: Script, jobs: int, pods: int) -> OfflineChanges
     candidates = sorted(child for child in found if child[0] != "PersistentVolumeClaim")
     chosen = random.Random(SEED).sample(candidates, max(1, len(found) // 20))
     for kind, where, what in chosen:
-        await script.request("DELETE", BY_KIND[kind].path(where, what), {"propagationPolicy": "Background"})
+        await script.request("DELETE", BY_KEY[kind].path(where, what), {"propagationPolicy": "Background"})
     changed = tuple(range(0, jobs, 20))
     for i in changed:
         patch = changed_spec(i, pods, "second")

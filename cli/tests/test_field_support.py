@@ -22,6 +22,7 @@ EXAMPLES = {
     "storage.ledger": ("storage", {"ledger": {}}),
     "storage.claim": ("storage", {"claim": "mine"}),
     "scheduling.gang.provider": ("scheduling", {"gang": {"provider": "none"}}),
+    "scheduling.gang.queue": ("scheduling", {"gang": {"provider": "kueue", "queue": "research"}}),
     "scheduling.priorityClassName": ("scheduling", {"priorityClassName": "high"}),
     "scheduling.topology": ("scheduling", {"topology": {"key": "rack"}}),
     "rewards[].replicas.min": ("rewards", [{"name": "exact", "builtin": "reasoning_gym", "replicas": {"min": 2}}]),
@@ -78,7 +79,7 @@ for name, value in AUTOSCALING.items():
 IGNORED = {
     field.path.removeprefix("spec."): field.local
     for field in outermost(manifest_fields(RLJob), lambda field: field.local)
-    if not field.unsupported or field.path == "spec.scheduling.gang.provider"
+    if not field.unsupported
 }
 """Path below spec → why it has no effect on one machine."""
 
@@ -106,7 +107,8 @@ def test_a_field_without_effect_gives_one_warning_and_changes_no_command(manifes
     lines = field_support.warnings(validate(manifest))
     expected = f"spec.{path.replace('[]', '[0]')}: has no effect here, {IGNORED[path]}"
     assert expected in lines
-    beside = 1 if path == "network.egress.to" or path.endswith("hostNetwork") else 2 * (".keda." in path)
+    with_one = path in ("network.egress.to", "scheduling.gang.queue") or path.endswith("hostNetwork")
+    beside = 1 if with_one else 2 * (".keda." in path)
     assert len(lines) == 1 + beside
     assert components(manifest, tmp_path) == before
 

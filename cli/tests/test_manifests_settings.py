@@ -23,7 +23,8 @@ SET = {
     "storageSize": "5Gi",
     "accessModes": ["ReadWriteOnce"],
     "accelerator": "cpu",
-    "gang": "none",
+    "gang": "volcano",
+    "gangScheduler": "mine",
     "requestsPerGpu": {"cpu": "4", "memory": "16Gi"},
     "acceleratorProfiles": {"h100": {"resource": "example.com/gpu"}},
     "user": 1000,
@@ -47,6 +48,8 @@ def test_every_setting_can_be_set_and_reaches_the_cluster():
         storage_size="5Gi",
         access_modes=("ReadWriteOnce",),
         accelerator="cpu",
+        gang="volcano",
+        gang_scheduler="mine",
         requests_per_gpu={"cpu": "4", "memory": "16Gi"},
         accelerator_profiles={"h100": AcceleratorProfile(resource="example.com/gpu")},
         user=1000,
@@ -54,7 +57,7 @@ def test_every_setting_can_be_set_and_reaches_the_cluster():
     )
 
 
-@pytest.mark.parametrize("setting", sorted(SET.keys() - {"gang", "acceleratorProfiles"}))
+@pytest.mark.parametrize("setting", sorted(SET.keys() - {"gangScheduler", "acceleratorProfiles"}))
 def test_every_setting_changes_what_is_rendered(manifest, setting):
     from rljob.api.load import validate
 

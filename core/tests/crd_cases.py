@@ -71,6 +71,7 @@ _AGENT = (
     "spec.tasks[0].agent={function: 'mine.agent:solve'}",
     "spec.tasks[0].loop=agent",
 )
+_KUEUE = "spec.scheduling.gang={provider: kueue, queue: mine}"
 _SCALED = (
     ("a reward", "rewards[0]", ()),
     ("an environment", "environments[0]", _ACTING),
@@ -995,6 +996,31 @@ FIELDS = [
             "autoscaling: {provider: keda, keda: {serverAddress: 'http://p'}}}]",
         ),
         "required, rljob knows no load of a frozen pool; give a query",
+    ),
+    *(
+        Case(
+            f"a queue of {provider}",
+            (f"spec.scheduling.gang={{provider: {provider}, queue: mine}}",),
+            "this provider has no queues; remove it, or set provider volcano or kueue",
+        )
+        for provider in ("none", "kubernetes", "coscheduling")
+    ),
+    Case(
+        "kueue without a queue",
+        ("spec.scheduling.gang.provider=kueue",),
+        "required by provider kueue; give the name of a LocalQueue",
+    ),
+    *(
+        Case(
+            f"{what} that may grow beyond the quota of kueue",
+            (
+                *needs,
+                "spec.scheduling.gang={provider: kueue, queue: mine}",
+                f"spec.{field}.replicas={{min: 1, max: 2}}",
+            ),
+            "kueue admits a fixed number of pods; remove replicas.max of every role, or set it to min",
+        )
+        for what, field, needs in _SCALED
     ),
     Case("max runners below min", ("spec.runner.replicas={min: 3, max: 2}",), "is less than min"),
     Case("max reward pods below min", ("spec.rewards[0].replicas={min: 2, max: 1}",), "is less than min"),

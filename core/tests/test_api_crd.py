@@ -91,9 +91,8 @@ def test_every_field_outside_pod_templates_has_a_description():
 
 
 def test_kubectl_explain_names_values_without_support():
-    gang = SCHEMA["properties"]["spec"]["properties"]["scheduling"]["properties"]["gang"]["properties"]
-    assert "`volcano`" in gang["provider"]["description"]
-    assert gang["provider"]["description"].endswith("not supported yet.")
+    groups = SCHEMA["properties"]["spec"]["properties"]["weightSync"]["properties"]["groups"]
+    assert groups["description"].endswith("`shared` is not supported yet.")
 
 
 def _is_bounded(path, schema):

@@ -10,8 +10,6 @@ from rljob.api.models import RLJobSpec
 
 EXAMPLES = {
     "models[].placement": ("trainer", "spec.models[0].placement: trainer is not supported yet; remove it"),
-    "scheduling.gang.provider": ("volcano", "spec.scheduling.gang.provider: volcano is not supported yet; remove it"),
-    "scheduling.gang.queue": ("mine", "spec.scheduling.gang.queue: mine is not supported yet; remove it"),
     "trainer.parallelism.context": (2, "spec.trainer.parallelism.context: 2 is not supported yet; remove it or set 1"),
     "trainer.parallelism.expert": (2, "spec.trainer.parallelism.expert: 2 is not supported yet; remove it or set 1"),
     "rollouts[].hosts": (2, "spec.rollouts[0].hosts: 2 is not supported yet; remove it or set 1"),
@@ -57,8 +55,6 @@ def test_an_unsupported_value_is_refused_by_name(manifest, path):
         ("environments", []),
         ("trainer.backend", "fsdp"),
         ("rollouts[].placement", "Separate"),
-        ("scheduling.gang.provider", None),
-        ("scheduling.gang.provider", "none"),
     ],
 )
 def test_the_default_may_be_written_out(manifest, path, value):

@@ -175,7 +175,7 @@ ROWS: dict[str, Outcome] = {
     "spec.scheduling.redundancy.members": Shows(c.dispatched, 1),
     "spec.scheduling.onDeadline": Shows(c.scheduled, "regenerate"),
     "spec.scheduling.gang.provider": Changed("volcano"),
-    "spec.scheduling.gang.queue": Changed("mine"),
+    "spec.scheduling.gang.queue": Changed("mine", given(scheduling={"gang": {"provider": "volcano"}})),
     "spec.scheduling.priorityClassName": Changed("high"),
     "spec.scheduling.topology.key": Changed("rack"),
     "spec.algorithm.preset": Shows(c.trained, "dr_grpo"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from e2e.integration.operators import SECONDS, Object, running_operator
 from rljob.manifests.names import RENDERED_HASH
-from rljob.operator.object_kinds import BY_KIND, CHILDREN, PODS, RLJOBS, SECRETS
+from rljob.operator.object_kinds import BY_KEY, CHILDREN, PODS, RLJOBS, SECRETS
 from tools.cluster.controlplane import ControlPlane
 
 
@@ -23,7 +23,7 @@ class NamespaceClient:
         return await asyncio.to_thread(self.cluster.api.create, body)
 
     def path(self, kind: str, name: str = "", subresource: str = "") -> str:
-        resource = {"RLJob": RLJOBS, "Pod": PODS, "Secret": SECRETS, **BY_KIND}[kind]
+        resource = {"RLJob": RLJOBS, "Pod": PODS, "Secret": SECRETS, **BY_KEY}[kind]
         return resource.path(self.name, name, subresource)
 
     async def get(self, kind: str, name: str) -> Object | None:

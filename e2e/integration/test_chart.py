@@ -10,7 +10,7 @@ import yaml
 
 from e2e.integration.helm_program import CHART, KUBERNETES, Helm, of_kind
 from rljob.operator.config import read_settings
-from rljob.operator.object_kinds import BY_KIND
+from rljob.operator.object_kinds import BY_KEY
 from tools.cluster.client import ApiError
 from tools.cluster.controlplane import ControlPlane
 
@@ -197,9 +197,9 @@ def needed() -> Iterator[tuple[str, str, str]]:
     yield ("update", "rljobs/finalizers", "rljob.dev")
     yield ("patch", "rljobscales/status", "rljob.dev")
     yield from ((verb, "pods", "") for verb in (*READ, "patch", "delete"))
-    yield from ((verb, kind.plural, kind.group) for kind in BY_KIND.values() for verb in (*READ, "create", "patch"))
+    yield from ((verb, kind.plural, kind.group) for kind in BY_KEY.values() for verb in (*READ, "create", "patch"))
     yield from (
-        ("delete", kind.plural, kind.group) for kind in BY_KIND.values() if kind.plural != "persistentvolumeclaims"
+        ("delete", kind.plural, kind.group) for kind in BY_KEY.values() if kind.plural != "persistentvolumeclaims"
     )
     yield ("create", "secrets", "")
     yield from ((verb, "events", "") for verb in ("get", "list", "create", "patch"))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob.operator.cache import Cache, child_reader, read_job, read_pod
-from rljob.operator.object_kinds import BY_KIND, PODS, RLJOBS
+from rljob.operator.object_kinds import BY_KEY, PODS, RLJOBS
 
 KEY = ("research", "sums")
 
@@ -112,7 +112,7 @@ def test_managed_fields_are_not_kept():
     data["metadata"]["managedFields"] = [{"manager": "x"}]
     child = child_reader("Deployment")(msgspec.json.encode(data))
     assert child.kind == "Deployment" and "managedFields" not in child.body["metadata"]
-    assert Cache(BY_KIND["Deployment"], child_reader("Deployment")).take(child) == (KEY,)
+    assert Cache(BY_KEY["Deployment"], child_reader("Deployment")).take(child) == (KEY,)
 
 
 @given(st.permutations([("put", 1), ("put", 2), ("put", 5), ("put", 9)]))

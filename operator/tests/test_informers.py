@@ -10,7 +10,7 @@ from rljob.operator import informers
 from rljob.operator.cache import Cache, child_reader, read_job
 from rljob.operator.informers import JobLister, Reflector, TypesInstalledError
 from rljob.operator.metrics import Metrics
-from rljob.operator.object_kinds import BY_KIND, RLJOBS
+from rljob.operator.object_kinds import BY_KEY, NATIVE_POD_GROUPS, RLJOBS
 
 
 def rljob(name, version, namespace="team"):
@@ -86,9 +86,29 @@ async def test_a_type_of_another_project_may_be_missing_and_is_watched_once_it_i
         raise asyncio.CancelledError
 
     client.watch = watch
-    cache = Cache(BY_KIND["ScaledObject"], child_reader("ScaledObject"))
+    cache = Cache(BY_KEY["ScaledObject.keda.sh"], child_reader("ScaledObject.keda.sh"))
     reflector = Reflector(client, cache, "rljob.dev/job", "", print, Metrics())
     with pytest.raises(asyncio.CancelledError):
         await reflector.run()
     assert slept == [informers.TYPE_SECONDS] * 2 and reflector.synced.is_set()
     assert watched == [("scaledobjects", "7")]
+
+
+async def test_the_first_version_of_a_type_that_the_cluster_serves_is_watched_again_after_an_upgrade(slept):
+    missing = NotFoundError(404, "NotFound", "the server could not find the requested resource")
+    client = Lists(missing, page(7), page(7), page(9), page(9))
+    watched = []
+
+    async def watch(resource, namespace, *, selector, version, seconds):
+        watched.append((resource.version, version))
+        if len(watched) == 2:
+            raise asyncio.CancelledError
+        raise missing
+        yield b""
+
+    client.watch = watch
+    cache = Cache(NATIVE_POD_GROUPS, child_reader(NATIVE_POD_GROUPS.key))
+    with pytest.raises(asyncio.CancelledError):
+        await Reflector(client, cache, "rljob.dev/job", "", print, Metrics()).run()
+    assert NATIVE_POD_GROUPS.versions == ("v1beta1", "v1alpha2")
+    assert watched == [("v1alpha2", "7"), ("v1beta1", "9")], "1.36 serves v1alpha2, 1.37 v1beta1"

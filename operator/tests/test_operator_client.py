@@ -8,10 +8,10 @@ from aiohttp.test_utils import TestServer
 
 from rljob.kube.access import Access
 from rljob.kube.errors import UnavailableError
-from rljob.operator.object_kinds import BY_KIND
+from rljob.operator.object_kinds import BY_KEY
 from rljob.operator.operator_client import OperatorClient
 
-SERVICES = BY_KIND["Service"]
+SERVICES = BY_KEY["Service"]
 
 
 async def test_a_write_times_out_before_the_lease_expires():
@@ -34,5 +34,5 @@ async def test_a_write_times_out_before_the_lease_expires():
 
 
 def test_paths_of_children():
-    assert BY_KIND["Deployment"].path() == "/apis/apps/v1/deployments"
-    assert BY_KIND["Deployment"].api_version == "apps/v1"
+    assert BY_KEY["Deployment"].path() == "/apis/apps/v1/deployments"
+    assert BY_KEY["Deployment"].api_version == "apps/v1"

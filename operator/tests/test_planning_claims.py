@@ -5,7 +5,7 @@ import pytest
 
 from rljob.operator.cache import Cache, child_reader, read_job
 from rljob.operator.decoded_jobs import DecodedJobs
-from rljob.operator.object_kinds import BY_KIND, RLJOBS
+from rljob.operator.object_kinds import BY_KEY, RLJOBS
 from rljob.operator.planning.claims import claim_in_use
 
 SPEC = {
@@ -26,7 +26,7 @@ class Jobspace:
     def __init__(self):
         self.jobs = Cache(RLJOBS, read_job)
         kinds = ("Deployment", "StatefulSet", "Job")
-        self.children = {kind: Cache(BY_KIND[kind], child_reader(kind)) for kind in kinds}
+        self.children = {kind: Cache(BY_KEY[kind], child_reader(kind)) for kind in kinds}
         self._read = DecodedJobs()
 
     def add(self, name, second, namespace="n", uid="", status=None, **spec):

@@ -21,6 +21,8 @@ FROZEN = {
     "MaxRestartsExceeded",
     "NoInitializer",
     "PodsPending",
+    "GangPending",
+    "Queued",
     "PendingTimeout",
     "PodsForbidden",
     "QuotaExceeded",

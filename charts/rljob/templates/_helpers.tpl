@@ -61,7 +61,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   "acceleratorProfiles" .Values.acceleratorProfiles
   "user" .Values.podSecurity.user
   "allowFrom" .Values.jobs.allowFrom
-  "gang" .Values.jobs.gang -}}
+  "gang" .Values.jobs.gang
+  "gangScheduler" .Values.jobs.gangScheduler -}}
 {{- $seconds := int .Values.leaseSeconds -}}
 {{- $lease := dict
   "name" (include "rljob.name" .)

@@ -13,7 +13,8 @@ from rljob.api.backend_checks import INDIVISIBLE, UNSUPPORTED
 from rljob.api.cel_algorithm_rules import algorithm_rules
 from rljob.api.cel_rule import CelRule, at_most_one_of, escaped
 from rljob.api.cel_task_rules import builtin_reward_rules, location_rules, task_rules
-from rljob.api.kubernetes import GPUS, PROFILE_ON_CPU
+from rljob.api.kubernetes import GPUS, PROFILE_ON_CPU, WITH_QUEUES
+from rljob.api.replica_checks import ELASTIC, NO_QUEUE, NO_QUEUES
 
 
 def rules() -> Iterator[CelRule]:
@@ -187,6 +188,7 @@ def _settings() -> Iterator[CelRule]:
         "spec.downloads", "!has(self.claim) || !self.emptyDir", "downloads have one of claim, emptyDir", ".emptyDir"
     )
     yield from _fabric()
+    yield from _gang()
     yield CelRule(
         "spec.trainer",
         "self.nodes * self.processesPerNode % self.parallelism.replicate == 0",
@@ -202,6 +204,34 @@ def _settings() -> Iterator[CelRule]:
             "policy Any allows all destinations; set policy: Listed, or remove it",
             ".to",
         )
+
+
+def _gang() -> Iterator[CelRule]:
+    """Yield the rules of the gang provider in the manifest; the operator checks them for that of the cluster."""
+    with_queues = ", ".join(f"'{provider}'" for provider in WITH_QUEUES)
+    yield CelRule(
+        "spec.scheduling.gang",
+        f"!has(self.queue) || !has(self.provider) || self.provider in [{with_queues}]",
+        NO_QUEUES,
+        ".queue",
+    )
+    yield CelRule(
+        "spec.scheduling.gang",
+        "!has(self.provider) || self.provider != 'kueue' || has(self.queue)",
+        NO_QUEUE,
+        ".queue",
+    )
+    fixed = "(!has({0}.replicas.max) || {0}.replicas.max <= {0}.replicas.min)"
+    each = " && ".join(
+        f"self.{field}.all(each, {fixed.format('each')})" for field in ("rewards", "environments", "rollouts")
+    )
+    gang = "self.scheduling.gang"
+    yield CelRule(
+        "spec",
+        f"!has({gang}.provider) || {gang}.provider != 'kueue' || ({each} && {fixed.format('self.runner')})",
+        ELASTIC,
+        ".scheduling.gang.provider",
+    )
 
 
 def _schedule() -> Iterator[CelRule]:

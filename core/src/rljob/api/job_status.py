@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from rljob.api.base import Model, Name, Text
+from rljob.api.kubernetes import GangProvider
 from rljob.api.tasks import MOST_PASS_AT
 
 Time = Annotated[str, Field(max_length=63, json_schema_extra={"format": "date-time"})]
@@ -310,6 +311,10 @@ class RLJobStatus(Model):
     """When suspension was requested."""
     pending_since: Time | None = None
     """Since when pods of the gang have been pending."""
+    gang_provider: GangProvider | None = None
+    """Gang provider with which the job's pods were created; another setting of the cluster does not change it."""
+    evicted_at: Time | None = None
+    """When Kueue took back the admission. The run writes a checkpoint and stops, as with `spec.suspend`."""
     trainer: Attempt | None = None
     """The trainer's attempt."""
     draining: Annotated[list[Annotated[str, Field(max_length=253)]], Field(max_length=1024)] = []

@@ -99,16 +99,20 @@ class Rdma(Model):
     """Adapters per pod."""
 
 
-class Gang(Model):
-    """Gang scheduling: the trainer and `replicas.min` engines of each pool start together or not at all."""
+GangProvider: TypeAlias = Literal["none", "kubernetes", "volcano", "coscheduling", "kueue"]
+WITH_QUEUES = ("volcano", "kueue")
+"""Providers that have queues."""
 
-    provider: Annotated[
-        Literal["none", "kubernetes", "volcano", "coscheduling", "kueue"] | None,
-        FieldMeta(unsupported=("kubernetes", "volcano", "coscheduling", "kueue")),
-    ] = None
-    """Gang scheduler. Default: the cluster setting."""
-    queue: Annotated[Name | None, FieldMeta(unsupported=True)] = None
-    """Queue of the provider, if it has queues."""
+
+class Gang(Model):
+    """Gang scheduling: the trainer and `replicas.min` engines of each pool get nodes together or not at all."""
+
+    provider: GangProvider | None = None
+    """What makes sure of it. `none`: nothing. `kubernetes`: kube-scheduler, with a PodGroup of scheduling.k8s.io.
+    `volcano`, `coscheduling` (scheduler-plugins): another scheduler, with its own PodGroup. `kueue`: Kueue admits the
+    whole job, with a Workload. Default: the cluster setting."""
+    queue: Name | None = None
+    """Queue of `volcano` (default: its queue `default`), or LocalQueue of `kueue`, which needs one."""
 
 
 class Topology(Model):

@@ -1,27 +1,54 @@
-"""Checks of the bounds of replicas, and of what changes replicas."""
+"""Checks of the bounds of replicas, of what changes replicas, and of the gang."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from rljob.api.kubernetes import WITH_QUEUES, GangProvider
+
 if TYPE_CHECKING:
     from rljob.api.autoscaling import Autoscaling, Replicas
     from rljob.api.models import RLJobSpec
+
+
+NO_QUEUES = "this provider has no queues; remove it, or set provider volcano or kueue"
+NO_QUEUE = "required by provider kueue; give the name of a LocalQueue"
+ELASTIC = "kueue admits a fixed number of pods; remove replicas.max of every role, or set it to min"
 
 
 def replica_problems(spec: RLJobSpec) -> Iterator[str]:
     """Yield one ``field: sentence`` for each contradiction; the field's path is relative to spec."""
     yield from _bounds(spec)
     yield from _autoscaling(spec)
+    if spec.scheduling.gang.provider is not None:
+        yield from gang_problems(spec, spec.scheduling.gang.provider)
 
 
-def _bounds(spec: RLJobSpec) -> Iterator[str]:
+def gang_problems(spec: RLJobSpec, provider: GangProvider) -> Iterator[str]:
+    """Yield one ``field: sentence`` for each part of the spec that contradicts the gang provider."""
+    queue = spec.scheduling.gang.queue
+    if queue is not None and provider not in WITH_QUEUES:
+        yield f"scheduling.gang.queue: {NO_QUEUES}"
+    if provider != "kueue":
+        return
+    if queue is None:
+        yield f"scheduling.gang.queue: {NO_QUEUE}"
+    if any(replicas.max is not None and replicas.max > replicas.min for replicas in _replicas(spec).values()):
+        yield f"scheduling.gang.provider: {ELASTIC}"
+
+
+def _replicas(spec: RLJobSpec) -> dict[str, Replicas]:
+    """Return the field of each role with replicas → its replicas."""
     found: dict[str, Replicas] = {f"rewards[{i}]": reward.replicas for i, reward in enumerate(spec.rewards)}
     found |= {f"environments[{i}]": environment.replicas for i, environment in enumerate(spec.environments)}
     found |= {f"rollouts[{i}]": pool.replicas for i, pool in enumerate(spec.rollouts)}
     found["runner"] = spec.runner.replicas
-    for path, replicas in found.items():
+    return found
+
+
+def _bounds(spec: RLJobSpec) -> Iterator[str]:
+    for path, replicas in _replicas(spec).items():
         if replicas.max is not None and replicas.max < replicas.min:
             yield f"{path}.replicas.max: {replicas.max} is less than min, {replicas.min}; raise it or lower the other"
         if replicas.min == 0 and replicas.max is None:

@@ -16,13 +16,14 @@ from rljob.api.engine_registry import image_of
 from rljob.api.pod_models import PORT, PORT_NAME
 from rljob.api.roles import Environment, Reward, Rollout
 from rljob.manifests.coordinator import RESOURCES
+from rljob.manifests.gang import ELASTIC, GANG, membership
 from rljob.manifests.hashes import of_pods
 from rljob.manifests.inputs import Object
 from rljob.manifests.names import role_name
 from rljob.manifests.pods import PodSettings, file_probes, http_probes, pod_template, service_url, socket_probes
 from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
 from rljob.manifests.replica_scale import scale
-from rljob.manifests.resources import ELASTIC, GANG, gang_affinity, lost_node_tolerations, resources, tier_label
+from rljob.manifests.resources import gang_affinity, lost_node_tolerations, resources, tier_label
 
 PROGRESS_DEADLINE_SECONDS = 3600
 """Deadline for the progress of a Deployment. It is long because large models load slowly."""
@@ -206,7 +207,7 @@ def rollout(ctx: RenderContext, pool: Rollout) -> RenderedRole:
 
 
 def _pool_deployment(ctx: RenderContext, role: RoleKey, pool: Rollout, which: str, replicas: int) -> Object:
-    requested = resources(ctx, pool, pool.devices)
+    requested, member = resources(ctx, pool, pool.devices), membership(ctx, role, which)
     pod = PodSettings(
         role,
         image=image_of(pool.engine),
@@ -222,8 +223,10 @@ def _pool_deployment(ctx: RenderContext, role: RoleKey, pool: Rollout, which: st
             "tolerations": [*lost_node_tolerations(), *requested.tolerations],
             **requested.spec_fields,
             **gang_affinity(ctx, which),
+            **member.spec_fields,
         },
-        labels=tier_label(which),
+        labels={**tier_label(which), **member.labels},
+        annotations=member.annotations,
         template=pool.template,
         inherited=requested.template,
     )

@@ -14,7 +14,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from rljob.api.base import Model, Name, Quantity
 from rljob.api.errors import sentences
-from rljob.api.kubernetes import AccessMode, Peer
+from rljob.api.kubernetes import AccessMode, GangProvider, Peer
 from rljob.manifests.accelerator_profiles import AcceleratorProfile, RequestsPerGpu
 
 Object: TypeAlias = dict[str, Any]
@@ -43,8 +43,11 @@ class Cluster:
     """Access modes of claims. The default lets pods on several nodes share a job's storage."""
     accelerator: Literal["nvidia", "cpu"] = "nvidia"
     """Device type of `accelerator: {kind: auto}`."""
-    gang: Literal["none"] = "none"
+    gang: GangProvider = "none"
     """Gang provider of jobs that set none."""
+    gang_scheduler: str = ""
+    """schedulerName of the pods of trainer and engines with the provider coscheduling or volcano; empty: the default
+    scheduler with coscheduling, `volcano` with volcano."""
     requests_per_gpu: Mapping[str, str] = field(default_factory=lambda: {"cpu": "2", "memory": "8Gi"})
     """Resource → what pods of trainer and engines request of it for each GPU."""
     accelerator_profiles: Mapping[str, AcceleratorProfile] = field(default_factory=dict)
@@ -55,6 +58,15 @@ class Cluster:
     allow_from: tuple[Peer, ...] = ()
     """Pods that may read the coordinator of every job, besides those of `spec.network.allowFrom`, and the metrics of
     its rewards and environments: Prometheus."""
+
+
+@dataclass(frozen=True)
+class Flavor:
+    """What the ResourceFlavors that Kueue assigned to a role add to its pods."""
+
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the nodes: additional entries of nodeSelector."""
+    tolerations: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,8 @@ class RenderTarget:
     """Attempt of the trainer."""
     replicas: Mapping[str, int] = field(default_factory=dict)
     """Role → desired pods, between min and max of the role. Roles that are not in it have min."""
+    flavors: Mapping[str, Flavor] = field(default_factory=dict)
+    """Role → the nodes to which Kueue has admitted its pods. Roles that are not in it may run on any node."""
 
 
 _ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
@@ -97,7 +111,8 @@ class ClusterSettings(Model):
     storage_size: Quantity = _Defaults.storage_size
     access_modes: Annotated[tuple[AccessMode, ...], Field(min_length=1, max_length=4)] = ("ReadWriteMany",)
     accelerator: Literal["nvidia", "cpu"] = _Defaults.accelerator
-    gang: Literal["none"] = _Defaults.gang
+    gang: GangProvider = _Defaults.gang
+    gang_scheduler: Annotated[str, Field(max_length=253)] = _Defaults.gang_scheduler
     requests_per_gpu: RequestsPerGpu = RequestsPerGpu()
     accelerator_profiles: Annotated[dict[Name, AcceleratorProfile], Field(max_length=64)] = {}  # noqa: RUF012 (copied)
     user: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = _Defaults.user
@@ -124,6 +139,7 @@ def read_cluster(data: Mapping[str, Any]) -> Cluster:
         access_modes=read.access_modes,
         accelerator=read.accelerator,
         gang=read.gang,
+        gang_scheduler=read.gang_scheduler,
         user=read.user,
         allow_from=read.allow_from,
         accelerator_profiles=read.accelerator_profiles,

@@ -13,11 +13,12 @@ from rljob.api.pod_models import MAIN, main_container
 from rljob.api.roles import Trainer
 from rljob.manifests import names
 from rljob.manifests.deployments import disruption_budget
+from rljob.manifests.gang import GANG, membership
 from rljob.manifests.hashes import digest, of_pods
 from rljob.manifests.names import dns_name
 from rljob.manifests.pods import PodSettings, file_probes, pod_template
 from rljob.manifests.render_context import RenderContext, RenderedRole
-from rljob.manifests.resources import GANG, gang_affinity, lost_node_tolerations, resources, tier_label
+from rljob.manifests.resources import gang_affinity, lost_node_tolerations, resources, tier_label
 from rljob.protocol.environment import MASTER, NODE_RANK, NODES, RENDEZVOUS_ID, SEED
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
@@ -34,6 +35,7 @@ def trainer(ctx: RenderContext) -> RenderedRole:
     role = ctx.role_key("trainer", own=of_pods(spec), reads_models=True)
     service, name = ctx.name("trainer"), ctx.name("trainer", attempt)
     requested = resources(ctx, spec, spec.processes_per_node)
+    member = membership(ctx, role, GANG)
     pod = PodSettings(
         role,
         image="trainer",
@@ -57,8 +59,10 @@ def trainer(ctx: RenderContext) -> RenderedRole:
             "tolerations": [*lost_node_tolerations(), *requested.tolerations],
             **requested.spec_fields,
             **gang_affinity(ctx, GANG),
+            **member.spec_fields,
         },
-        labels={names.ATTEMPT: attempt, **tier_label(GANG)},
+        labels={names.ATTEMPT: attempt, **tier_label(GANG), **member.labels},
+        annotations=member.annotations,
         template=spec.template,
         inherited=requested.template,
     )

@@ -56,6 +56,11 @@ def claim_name(job: str, given: str | None = None) -> str:
     return given or object_name(job, "storage")
 
 
+def gang_name(job: str) -> str:
+    """Return the name of the object that describes a job's gang: a PodGroup, or a Workload of Kueue."""
+    return object_name(job, "gang")
+
+
 def ledger_claim_name(job: str) -> str:
     """Return the name of the claim of a job's ledger, if it has one of its own."""
     return object_name(job, "ledger")

@@ -17,6 +17,7 @@ from typing import Any
 
 from rljob.api.pod_models import MAIN, PORT, PORT_NAME, main_container
 from rljob.manifests import names
+from rljob.manifests.gang import with_flavor
 from rljob.manifests.inputs import Object
 from rljob.manifests.job_objects import KEY
 from rljob.manifests.merge import merge
@@ -82,6 +83,7 @@ class PodSettings:
     spec_fields: Mapping[str, Any] = field(default_factory=dict)
     """Additional fields of the PodSpec."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
     template: Mapping[str, Any] | None = None
     """The user's template."""
     inherited: Mapping[str, Any] | None = None
@@ -89,16 +91,20 @@ class PodSettings:
 
 
 def pod_template(ctx: RenderContext, pod: PodSettings) -> Object:
-    """Return the pod template of a role with the user's template merged over it."""
+    """Return the pod template of a role with the user's template merged over it, and the flavor of Kueue.
+
+    Raises:
+        ValueError: the template contradicts the flavor.
+    """
     metadata = {
         "labels": {**ctx.labels(pod.role), **pod.labels},
-        "annotations": {names.ROLE_HASH: pod.role.hash},
+        "annotations": {names.ROLE_HASH: pod.role.hash, **pod.annotations},
     }
     merged = merge(merge({"metadata": metadata, "spec": _spec(ctx, pod)}, pod.inherited), pod.template)
     _drop_replaced_requests(merged, pod)
     for container in (*merged["spec"]["containers"], *merged["spec"].get("initContainers", ())):
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
-    return merged
+    return with_flavor(merged, ctx.target.flavors.get(pod.role.name))
 
 
 def _drop_replaced_requests(merged: Object, pod: PodSettings) -> None:

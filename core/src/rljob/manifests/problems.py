@@ -10,9 +10,10 @@ from rljob.api.engine_registry import image_of
 from rljob.api.model_address import is_remote
 from rljob.api.models import RLJob
 from rljob.api.pod_models import MAIN, main_container
+from rljob.api.replica_checks import gang_problems
 from rljob.manifests.accelerator_profiles import unknown_profiles
+from rljob.manifests.gang import ELASTIC, MOST_POD_SETS, gang_provider
 from rljob.manifests.inputs import Cluster
-from rljob.manifests.resources import ELASTIC
 
 
 def problems(job: RLJob, cluster: Cluster | None = None) -> list[str]:
@@ -31,8 +32,25 @@ def problems(job: RLJob, cluster: Cluster | None = None) -> list[str]:
         *_host_network(job),
         *_processes(job),
         *_transport(job),
+        *(_gang(job, cluster) if cluster is not None else ()),
         *(unknown_profiles(job, cluster.accelerator_profiles) if cluster is not None else ()),
     ]
+
+
+def _gang(job: RLJob, cluster: Cluster) -> Iterator[str]:
+    """Check the gang provider of the cluster, where the manifest names none, and the number of roles."""
+    provider = gang_provider(job, cluster)
+    if job.spec.scheduling.gang.provider is None:
+        for problem in gang_problems(job.spec, provider):
+            yield f"spec.{problem}; the cluster's gang provider is {provider}"
+    downloads = any(is_remote(model.source) for model in job.spec.models)
+    roles = 3 + (job.spec.initializer is not None or downloads) + len(job.spec.rollouts)
+    roles += sum(service.url is None for service in job.spec.services.values())
+    if provider == "kueue" and roles > MOST_POD_SETS:
+        yield (
+            f"spec.scheduling.gang.provider: kueue admits at most {MOST_POD_SETS} roles, and the job has {roles}; use "
+            "fewer pools, rewards and environments, or another provider"
+        )
 
 
 def _transport(job: RLJob) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import yaml
 
@@ -11,6 +12,7 @@ from rljob.api.text_escape import escape_block
 from rljob.api.yaml_loader import Dumper
 from rljob.manifests.coordinator import access, coordinator
 from rljob.manifests.deployments import ENVIRONMENT, REWARD, rollout, runner, service
+from rljob.manifests.gang import group
 from rljob.manifests.hashes import Inputs
 from rljob.manifests.inputs import Object, RenderTarget
 from rljob.manifests.job_objects import config, storage
@@ -35,10 +37,20 @@ def render(job: RLJob, target: RenderTarget) -> tuple[RenderedRole, ...]:
 
     Args:
         job: the user's job, not resolved, without :func:`~rljob.manifests.problems.problems`.
-        target: cluster settings, namespace, UID, attempt, replicas.
+        target: cluster settings, namespace, UID, attempt, replicas, flavors.
+
+    Raises:
+        ValueError: a template contradicts a flavor.
     """
     ctx = RenderContext(job, target, Inputs(job))
-    spec = job.spec
+    roles = _roles(ctx)
+    requested = _roles(replace(ctx, target=replace(target, flavors={}))) if target.flavors else roles
+    described = group(ctx, requested)
+    return tuple(roles) if described is None else (described, *roles)
+
+
+def _roles(ctx: RenderContext) -> list[RenderedRole]:
+    spec = ctx.job.spec
     roles = [
         storage(ctx),
         config(ctx),
@@ -52,7 +64,7 @@ def render(job: RLJob, target: RenderTarget) -> tuple[RenderedRole, ...]:
         trainer(ctx),
         *(rollout(ctx, pool) for pool in spec.rollouts),
     ]
-    return tuple(role for role in roles if role is not None)
+    return [role for role in roles if role is not None]
 
 
 def secret(job: RLJob, target: RenderTarget, data: Mapping[str, str]) -> Object:

@@ -16,6 +16,7 @@ from rljob.api.kubernetes import Accelerator
 from rljob.api.roles import Rollout, Trainer
 from rljob.manifests import names
 from rljob.manifests.accelerator_profiles import AcceleratorProfile
+from rljob.manifests.gang import GANG
 from rljob.manifests.render_context import RenderContext, Volume
 
 REQUESTS = {"cpu": "250m", "memory": "1Gi"}
@@ -25,8 +26,6 @@ LOST_NODE_SECONDS = 10
 default is five minutes."""
 ANY_GPU = AcceleratorProfile()
 """The accelerators of a role without a profile."""
-GANG = "gang"
-ELASTIC = "elastic"
 
 
 @dataclass(frozen=True)

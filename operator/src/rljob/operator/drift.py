@@ -12,6 +12,7 @@ from typing import Any
 
 from rljob.manifests.inputs import Object
 from rljob.manifests.names import RENDERED_HASH, ROLE_HASH
+from rljob.manifests.pod_requests import amount
 from rljob.operator.api_types import Child
 
 Path = tuple[str | int, ...]
@@ -38,15 +39,6 @@ _CHOICES = frozenset({"emptyDir"})
 _QUANTITIES = frozenset({"limits", "requests", "capacity", "hard"})
 """Maps of quantities."""
 _QUANTITY_FIELDS = frozenset({"sizeLimit", "divisor"})
-_SUFFIXES = {
-    "": Decimal(1),
-    "n": Decimal("1e-9"),
-    "u": Decimal("1e-6"),
-    "m": Decimal("1e-3"),
-    "k": Decimal(1000),
-    **{suffix: Decimal(1000) ** power for power, suffix in enumerate("MGTPE", 2)},
-    **{f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)},
-}
 _ROOT_FIELDS = (
     "spec",
     "data",
@@ -176,9 +168,7 @@ def _same_quantity(wanted: Any, there: Any, path: Path) -> bool:
 
 def _quantity(value: Any) -> Decimal | None:
     """Return the value of a Kubernetes quantity: 1, "500m", "1.5Gi", "1e3"."""
-    text = str(value)
-    digits = text.rstrip("numkKMGTPEi")
     try:
-        return Decimal(digits) * _SUFFIXES[text[len(digits) :]]
+        return amount(value)
     except (InvalidOperation, KeyError):
         return None

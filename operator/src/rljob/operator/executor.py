@@ -26,7 +26,16 @@ from rljob.operator import drift
 from rljob.operator.api_types import Child, Meta
 from rljob.operator.informers import Caches
 from rljob.operator.job_memo import ChildError, JobMemo, fingerprint
-from rljob.operator.object_kinds import AUTOSCALER, BY_KIND, PODS, SCALE, SECRETS, Resource
+from rljob.operator.object_kinds import (
+    AUTOSCALER,
+    BY_KEY,
+    NATIVE_POD_GROUPS,
+    PODS,
+    SCALE,
+    SECRETS,
+    Resource,
+    ref_of,
+)
 from rljob.operator.operator_client import OperatorClient
 from rljob.operator.ownership import applied_fields, foreign_sentence, is_ours
 from rljob.operator.plan import INITIALIZER, POD_DELETION_COST, Plan, Ref
@@ -92,7 +101,7 @@ class Executor:
             ApiError: a request failed and may succeed later; the other requests were sent.
         """
         memo = self._memo(meta)
-        planned = {_ref(rendered) for rendered in plan.desired} | {ref for ref, _ in plan.deletions} | {*plan.needed}
+        planned = {ref_of(rendered) for rendered in plan.desired} | {ref for ref, _ in plan.deletions} | {*plan.needed}
         unplanned = memo.child_errors.keys() - planned
         memo.drop_errors([ref for ref in unplanned if ref[0] != SECRETS.kind or not plan.desired])
         memo.free_names.intersection_update(plan.needed)
@@ -105,7 +114,7 @@ class Executor:
             return True
         for stage in CreationStage:
             group = [each for each in plan.desired if _stage(each) is stage and not self._is_settled(meta, memo, each)]
-            existing = [each for each in group if self._find(meta, _ref(each)) is not None]
+            existing = [each for each in group if self._find(meta, ref_of(each)) is not None]
             if stage is CreationStage.PODS and len(existing) < len(group):
                 assert job is not None, "an invalid job has no desired objects"
                 if not await self._make_secret(meta, memo, job):
@@ -124,9 +133,13 @@ class Executor:
     def _find(self, meta: Meta, ref: Ref) -> Child | None:
         return self._caches.children[ref[0]].find(meta.namespace, ref[1])
 
+    def _resource(self, key: str) -> Resource:
+        """Return the resource of a kind, in the version that the cluster serves."""
+        return self._caches.children[key].resource
+
     def _is_settled(self, meta: Meta, memo: JobMemo, rendered: Object) -> bool:
         """Return whether a child matched its rendering, and neither of them has changed since then."""
-        ref = _ref(rendered)
+        ref = ref_of(rendered)
         live = self._find(meta, ref)
         return (
             live is not None and ref not in memo.child_errors and memo.settled.get(ref) == fingerprint(rendered, live)
@@ -144,7 +157,7 @@ class Executor:
         live = self._find(meta, ref)
         if live is None:
             with contextlib.suppress(NotFoundError):
-                live = self._cache_child(ref[0], await self._client.get(BY_KIND[ref[0]], meta.namespace, ref[1]))
+                live = self._cache_child(ref[0], await self._client.get(self._resource(ref[0]), meta.namespace, ref[1]))
         if live is not None and not is_ours(meta, live.kind, live.metadata):
             self._note_foreign(meta, memo, live)
         else:
@@ -158,7 +171,7 @@ class Executor:
         client has changed it. An object that another release of the operator rendered from the same inputs is left
         unchanged, except for replicas.
         """
-        ref = _ref(rendered)
+        ref = ref_of(rendered)
         live = self._find(meta, ref)
         if live is not None and not is_ours(meta, live.kind, live.metadata):
             self._note_foreign(meta, memo, live)
@@ -176,17 +189,17 @@ class Executor:
         except REFUSALS as error:
             memo.note_error(ref, error.message, self._clock(), foreign=False)
         except NotFoundError:
-            if not BY_KIND[ref[0]].optional:
+            if not BY_KEY[ref[0]].optional:
                 raise
-            memo.note_error(ref, f"the cluster has no type {ref[0]}; install its project", self._clock(), foreign=False)
+            memo.note_error(ref, missing_type(ref[0]), self._clock(), foreign=False)
 
     async def _create(self, meta: Meta, memo: JobMemo, rendered: Object) -> Child | None:
         """Create an object, or read it if it exists; return it, or None if it is foreign."""
-        ref, resource = _ref(rendered), BY_KIND[rendered["kind"]]
-        name = ref[1]
+        ref = ref_of(rendered)
+        resource, name = self._resource(ref[0]), ref[1]
         known = memo.child_errors.get(ref)
         if known is None or not known.foreign or not await self._exists(resource, meta.namespace, name):
-            body = {key: value for key, value in rendered.items() if key != "status"}
+            body = _body(rendered, resource)
             try:
                 created = await self._client.create(resource, meta.namespace, body)
             except AlreadyExistsError:
@@ -215,7 +228,7 @@ class Executor:
         return True
 
     async def _repair(self, meta: Meta, memo: JobMemo, rendered: Object, live: Child) -> None:
-        ref = _ref(rendered)
+        ref = ref_of(rendered)
         replicas = drift.replicas_of(rendered) if live.kind in SCALED else None
         if memo.settled.get(ref) == fingerprint(rendered, live):
             return
@@ -233,7 +246,7 @@ class Executor:
         memo.settled[ref] = fingerprint(rendered, live)
 
     async def _apply(self, meta: Meta, memo: JobMemo, rendered: Object, live: Child) -> Child:
-        resource, name = BY_KIND[live.kind], live.metadata.name
+        resource, name = self._resource(live.kind), live.metadata.name
         current = msgspec.json.decode(await self._client.get(resource, meta.namespace, name), type=_Full)
         fields = applied_fields(current.metadata.get("managedFields", ()))
         if fields is not None and current.metadata["uid"] == live.metadata.uid:
@@ -241,7 +254,7 @@ class Executor:
             raw = await self._client.merge_patch(resource, meta.namespace, name, patch)
             current = msgspec.json.decode(raw, type=_Full)
         # If the object was deleted, the uid makes the apply fail; otherwise it would create a new object.
-        body = {key: value for key, value in rendered.items() if key != "status"}
+        body = _body(rendered, resource)
         body["metadata"] = {**rendered["metadata"], "uid": live.metadata.uid}
         if live.kind == SCALE:
             # Keeps the current replicas; with the resourceVersion the write fails if an autoscaler has changed them.
@@ -249,12 +262,12 @@ class Executor:
             body["spec"] = {**rendered["spec"], "replicas": current.spec.get("replicas")}
         applied = self._cache_child(live.kind, await self._client.apply(resource, meta.namespace, name, body))
         remaining = drift.differing_fields(rendered, applied.body)
-        memo.unrepairable[_ref(rendered)] = (drift.rendered_hash_of(rendered), remaining)
+        memo.unrepairable[ref_of(rendered)] = (drift.rendered_hash_of(rendered), remaining)
         return applied
 
     async def _scale(self, meta: Meta, live: Child, replicas: int) -> Child:
         patch = {"metadata": {"uid": live.metadata.uid}, "spec": {"replicas": replicas}}
-        raw = await self._client.merge_patch(BY_KIND[live.kind], meta.namespace, live.metadata.name, patch)
+        raw = await self._client.merge_patch(self._resource(live.kind), meta.namespace, live.metadata.name, patch)
         return self._cache_child(live.kind, raw)
 
     async def _autoscale(self, meta: Meta, role: str, replicas: int) -> None:
@@ -267,7 +280,7 @@ class Executor:
         live = next((each for each in scales if each.metadata.labels.get(ROLE) == role), None)
         if live is None or live.metadata.deletion_timestamp is not None:
             return
-        resource, name = BY_KIND[SCALE], live.metadata.name
+        resource, name = BY_KEY[SCALE], live.metadata.name
         metadata = {"name": name, "namespace": meta.namespace, "uid": live.metadata.uid}
         metadata["resourceVersion"] = live.metadata.resource_version
         body = {
@@ -288,7 +301,7 @@ class Executor:
             "metadata": {"name": live.metadata.name, "namespace": meta.namespace, "uid": live.metadata.uid},
             "status": rendered["status"],
         }
-        resource = BY_KIND[live.kind]
+        resource = BY_KEY[live.kind]
         raw = await self._client.apply(resource, meta.namespace, live.metadata.name, body, "status")
         return self._cache_child(live.kind, raw)
 
@@ -340,7 +353,7 @@ class Executor:
             ConflictError: the Secret had been deleted. Its tokens are new, so workloads with old tokens were deleted.
         """
         body = new_secret(meta, job)
-        ref = _ref(body)
+        ref = ref_of(body)
         if memo.backing_off(ref, self._clock()):
             return False
         try:
@@ -362,7 +375,7 @@ class Executor:
         """Return the job's workloads whose pods mount tokens."""
         return [
             child
-            for kind, resource in BY_KIND.items()
+            for kind, resource in BY_KEY.items()
             if resource.pods
             for child in self._caches.children[kind].of_job((meta.namespace, meta.name)).values()
             if is_ours(meta, kind, child.metadata)
@@ -403,11 +416,21 @@ async def _all(do: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
             raise result
 
 
+def missing_type(key: str) -> str:
+    """Return the message about a type that a cluster lacks."""
+    remedy = "install its project"
+    if key == NATIVE_POD_GROUPS.key:
+        remedy = "enable the feature gates GenericWorkload and GangScheduling of Kubernetes, and its API group version"
+    return f"the cluster has no type {key}; {remedy}"
+
+
+def _body(rendered: Object, resource: Resource) -> Object:
+    """Return the object to write, in the version that the cluster serves."""
+    body = {key: value for key, value in rendered.items() if key != "status"}
+    return body | {"apiVersion": resource.api_version}
+
+
 def _stage(rendered: Object) -> CreationStage:
-    if BY_KIND[rendered["kind"]].pods:
+    if BY_KEY[ref_of(rendered)[0]].pods:
         return CreationStage.PODS
     return CreationStage.BINDINGS if rendered["kind"] == "RoleBinding" else CreationStage.BASE
-
-
-def _ref(rendered: Object) -> Ref:
-    return rendered["kind"], rendered["metadata"]["name"]

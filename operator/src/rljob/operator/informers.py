@@ -14,6 +14,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ from rljob.operator.api_types import Child, Pod
 from rljob.operator.cache import Cache, CachedJob, child_reader, read_job, read_pod, version_of
 from rljob.operator.change_filter import is_relevant
 from rljob.operator.metrics import Metrics
-from rljob.operator.object_kinds import BY_KIND, PODS, RLJOBS
+from rljob.operator.object_kinds import BY_KEY, PODS, RLJOBS
 from rljob.operator.operator_client import OperatorClient
 from rljob.operator.plan import Key
 from rljob.protocol.backoff import LAST_SECONDS, Backoff
@@ -212,30 +213,38 @@ class Reflector:
                 reason = "error"
                 # Broken or stalled connections are normal; refusals (rights, a missing CRD) are not.
                 level = logging.INFO if error.code in (0, 429) else logging.WARNING
-                log.log(level, "watch of %s: %s", self._cache.resource.plural, error)
+                log.log(level, "watch of %s: %s", self._cache.resource.metric_label, error)
             except msgspec.MsgspecError as error:
                 # List again: the object of an event that cannot be decoded is missing in the cache.
                 self._version, reason = "", "error"
-                log.warning("watch of %s: an answer cannot be decoded: %s", self._cache.resource.plural, error)
-            self._metrics.watch_restarts.labels(self._cache.resource.plural, reason).inc()
+                log.warning("watch of %s: an answer cannot be decoded: %s", self._cache.resource.metric_label, error)
+            self._metrics.watch_restarts.labels(self._cache.resource.metric_label, reason).inc()
             if time.monotonic() - began > LAST_SECONDS:
                 backoff.reset()
             await backoff.wait()
 
     async def _wait_for_type(self) -> None:
-        """Return when a type of another project exists. Until then there are no objects of it, and the operator may
-        work. Without the right to list them it waits too."""
-        while True:
+        """Return when an optional type exists. Until then there are no objects of it, and the operator may work.
+        Without the right to list them it waits too."""
+        while not await self._find_version():
+            self.synced.set()
+            self.last_event_at = time.monotonic()
+            await asyncio.sleep(TYPE_SECONDS)
+
+    async def _find_version(self) -> bool:
+        """Look for a version of the type that the cluster serves, and use it; return False if there is none."""
+        for version in self._cache.resource.versions or (self._cache.resource.version,):
+            resource = replace(self._cache.resource, version=version)
             try:
-                await self._client.list(self._cache.resource, self._namespace, limit=1)
+                await self._client.list(resource, self._namespace, limit=1)
             except (NotFoundError, ForbiddenError):
-                self.synced.set()
-                self.last_event_at = time.monotonic()
-                await asyncio.sleep(TYPE_SECONDS)
+                continue
             except ApiError:
-                return  # the watch reports it
-            else:
-                return
+                return True  # the watch reports it
+            if resource != self._cache.resource:
+                self._cache.resource, self._version = resource, ""
+            return True
+        return False
 
     async def _list_and_watch(self) -> None:
         if not self._version:
@@ -291,9 +300,9 @@ class Caches:
         self.jobs: Cache[CachedJob] = Cache(RLJOBS, read_job, is_relevant)
         self.pods: Cache[Pod] = Cache(PODS, read_pod)
         self.children: dict[str, Cache[Child]] = {
-            resource.kind: Cache(resource, child_reader(resource.kind)) for resource in BY_KIND.values()
+            key: Cache(resource, child_reader(key)) for key, resource in BY_KEY.items()
         }
-        """By kind."""
+        """By key of the kind."""
         self.job_lister = JobLister(client, self.jobs, namespaces, on_change)
         labelled: list[Cache[Any]] = [self.pods, *self.children.values()]
         self.informers = [
@@ -312,7 +321,7 @@ class Caches:
 
     def counts(self) -> dict[str, int]:
         """Return resource → cached objects."""
-        return {source.cache.resource.plural: len(source.cache) for source in self.sources}
+        return {source.cache.resource.metric_label: len(source.cache) for source in self.sources}
 
     async def synced(self) -> None:
         """Return when the first list of every resource is complete."""

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 from rljob.kube.resource_kinds import PODS, RLJOBS, Resource
+from rljob.manifests.gang import (
+    COSCHEDULING_GROUP,
+    COSCHEDULING_VERSION,
+    KUEUE_GROUP,
+    KUEUE_VERSION,
+    NATIVE_GROUP,
+    NATIVE_VERSION,
+    VOLCANO_GROUP,
+    VOLCANO_VERSION,
+)
+from rljob.manifests.inputs import Object
 
 __all__ = [
     "AUTOSCALER",
-    "BY_KIND",
+    "BY_KEY",
     "CHILDREN",
     "CLAIM",
     "EVENTS",
     "FIELD_MANAGER",
+    "GANG_CHILDREN",
     "LEASES",
+    "NATIVE_POD_GROUPS",
     "OPTIONAL_CHILDREN",
     "PODS",
     "RLJOBS",
     "SCALE",
     "SECRETS",
+    "WORKLOADS",
     "Resource",
+    "ref_of",
 ]
 
 FIELD_MANAGER = "rljob-operator"
@@ -47,7 +62,28 @@ CHILDREN = (
 CLAIM = "PersistentVolumeClaim"
 SCALE = "RLJobScale"
 """Its replicas are set by the operator at creation only; afterwards they belong to autoscalers and users."""
-OPTIONAL_CHILDREN = (Resource("keda.sh", "v1alpha1", "scaledobjects", "ScaledObject", optional=True),)
-"""Kinds of a job's objects that another project installs."""
-BY_KIND = {resource.kind: resource for resource in (*CHILDREN, *OPTIONAL_CHILDREN)}
-"""Kind → all of these."""
+NATIVE_POD_GROUPS = Resource(
+    NATIVE_GROUP, NATIVE_VERSION, "podgroups", "PodGroup", optional=True, versions=("v1beta1", NATIVE_VERSION)
+)
+WORKLOADS = Resource(KUEUE_GROUP, KUEUE_VERSION, "workloads", "Workload", optional=True)
+GANG_CHILDREN = (
+    NATIVE_POD_GROUPS,
+    Resource(VOLCANO_GROUP, VOLCANO_VERSION, "podgroups", "PodGroup", optional=True),
+    Resource(COSCHEDULING_GROUP, COSCHEDULING_VERSION, "podgroups", "PodGroup", optional=True),
+    WORKLOADS,
+)
+"""Kinds that describe the gang of a job, one for each provider."""
+OPTIONAL_CHILDREN = (
+    Resource("keda.sh", "v1alpha1", "scaledobjects", "ScaledObject", optional=True),
+    *GANG_CHILDREN,
+)
+"""Kinds of a job's objects that another project or a feature gate adds."""
+BY_KEY = {resource.key: resource for resource in (*CHILDREN, *OPTIONAL_CHILDREN)}
+"""Key of a kind → all of these."""
+_KEYS = {(resource.group, resource.kind): resource.key for resource in BY_KEY.values()}
+
+
+def ref_of(rendered: Object) -> tuple[str, str]:
+    """Return key of the kind, and name, of a rendered object."""
+    group, kind = str(rendered["apiVersion"]).rpartition("/")[0], str(rendered["kind"])
+    return _KEYS.get((group, kind), kind), rendered["metadata"]["name"]

@@ -19,8 +19,9 @@ POD_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 Key = tuple[str, str]
 """Namespace and name of an RLJob."""
+
 Ref = tuple[str, str]
-"""Kind and name of a child."""
+"""Key of the kind (:attr:`rljob.kube.resource_kinds.Resource.key`) and name of a child."""
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ class Operator:
         """Return resource → seconds since its watch received data; empty for a standby."""
         if not self.leading.is_set():
             return {}
-        return {informer.cache.resource.plural: informer.age for informer in self.caches.informers}
+        return {informer.cache.resource.metric_label: informer.age for informer in self.caches.informers}
 
 
 async def _until(stop: asyncio.Event, coroutines: Iterable[Coroutine[Any, Any, Any]]) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 from rljob.api.job_status import RLJobStatus, RoleStatus
 from rljob.operator.api_types import Child
 from rljob.operator.plan import COORDINATOR, INITIALIZER, TRAINER
-from rljob.operator.planning import conditions, reasons, role_status, trainer
+from rljob.operator.planning import conditions, gang_placement, reasons, role_status, trainer
 from rljob.operator.planning.job_view import JobView, condition, pods_by_role, role_of, workloads
 from rljob.operator.planning.plan_builder import PlanBuilder
 from rljob.operator.planning.role_status import gang_waits
@@ -47,6 +47,7 @@ def clean_up(builder: PlanBuilder) -> None:
         kept |= {child.metadata.uid for child in running if role_of(child) == COORDINATOR}
     builder.delete(child for child in running if child.metadata.uid not in kept)
     builder.deletions.update(trainer.orphaned_jobs(builder.observed))
+    gang_placement.release(builder)
     answering = left > 0 and any(role_of(child) == COORDINATOR for child in running)
     if answering and job is not None:
         builder.requeue_after(left)

@@ -11,7 +11,9 @@ from typing import Any, TypeAlias
 
 from rljob import manifests
 from rljob.api.job_status import Attempt
+from rljob.api.kubernetes import GangProvider
 from rljob.api.models import RLJob
+from rljob.manifests.gang import gang_provider
 from rljob.manifests.inputs import Cluster, RenderTarget
 from rljob.manifests.names import ATTEMPT, ROLE, role_name
 from rljob.manifests.render_context import RenderedRole
@@ -37,6 +39,8 @@ class JobView:
     roles: Sequence[RenderedRole]
     wanted: Mapping[str, int]
     pods: Mapping[str, Sequence[Pod]]
+    gang: GangProvider = "none"
+    """Gang provider of the job."""
     gives_back: bool = False
     """Elastic engines are removed, because a pod of the gang finds no resources: see :mod:`.starvation`."""
 
@@ -73,7 +77,8 @@ def observe(
     meta = observed.metadata
     context = RenderTarget(cluster, meta.namespace, meta.uid, attempt.number, wanted)
     roles = render(job, context)
-    return JobView(observed, job, attempt, roles, wanted, pods_by_role(observed.pods, attempt.number), gives_back)
+    pods, gang = pods_by_role(observed.pods, attempt.number), gang_provider(job, cluster)
+    return JobView(observed, job, attempt, roles, wanted, pods, gang, gives_back)
 
 
 def wanted_replicas(job: RLJob, scales: Mapping[str, int]) -> dict[str, int]:
@@ -169,6 +174,12 @@ def pod_condition(pod: Pod, kind: str) -> ObjectCondition | None:
 def controller(pod: Pod) -> OwnerReference | None:
     """Return the controller of a pod. None: a user created the pod, and it does not belong to the job."""
     return next((owner for owner in pod.metadata.owner_references if owner.controller), None)
+
+
+def has_node(pod: Pod) -> bool:
+    """Return whether a scheduler has found a node for a pod."""
+    scheduled = pod_condition(pod, "PodScheduled")
+    return scheduled is not None and scheduled.status == "True"
 
 
 def is_ready(pod: Pod) -> bool:

@@ -8,12 +8,15 @@ from dataclasses import replace
 
 from rljob.api.job_status import Attempt, RoleStatus
 from rljob.api.models import RLJob
+from rljob.manifests.gang import GROUP
 from rljob.manifests.inputs import Cluster
+from rljob.operator.object_kinds import ref_of
 from rljob.operator.plan import INITIALIZER, TRAINER, Event, Observed, Plan, Ref
 from rljob.operator.planning import (
     claims,
     completion,
     conditions,
+    gang_placement,
     initializer_stage,
     lost_nodes,
     readiness,
@@ -27,12 +30,23 @@ from rljob.operator.planning import (
     trainer,
 )
 from rljob.operator.planning.initializer_stage import InitializerStage
-from rljob.operator.planning.job_view import RETAINED_KINDS, WORKLOADS, JobView, Render, controller, observe, render
+from rljob.operator.planning.job_view import (
+    RETAINED_KINDS,
+    WORKLOADS,
+    JobView,
+    Render,
+    controller,
+    observe,
+    render,
+    workloads,
+)
 from rljob.operator.planning.plan_builder import PlanBuilder
 from rljob.operator.planning.stalled import ASK_SECONDS, stalled
 from rljob.operator.planning.timestamps import remaining
 from rljob.operator.planning.trainer import AttemptDecision
 
+WAITING = frozenset({reasons.STARTING, reasons.PODS_PENDING, reasons.PODS_NOT_READY, reasons.TRAINER_RESTARTING})
+"""Reasons of Ready for which a gang without nodes is the cause."""
 RELEASE = importlib.metadata.version("rljob-operator")
 
 
@@ -83,6 +97,7 @@ def _reject_spec(builder: PlanBuilder, problems: Sequence[str]) -> None:
 def _advance(builder: PlanBuilder, job: RLJob, cluster: Cluster, render: Render) -> None:
     """Plan for a valid job that has not ended."""
     observed, run = builder.observed, builder.status.run
+    cluster = _with_recorded_gang(builder, cluster)
     attempt = trainer.current_attempt(observed) or Attempt(started_at=builder.instant)
     left = starvation.seconds_to_starvation(observed)
     if left is not None and starvation.has_elastic_engines(observed):
@@ -102,6 +117,15 @@ def _advance(builder: PlanBuilder, job: RLJob, cluster: Cluster, render: Render)
         _run_job(builder, view, cluster, render)
 
 
+def _with_recorded_gang(builder: PlanBuilder, cluster: Cluster) -> Cluster:
+    """Return the settings of the cluster with the gang provider of the job's pods, if there are any."""
+    status = builder.status
+    recorded = status.gang_provider
+    if recorded is None and status.start_time is not None and any(workloads(builder.observed)):
+        recorded = "none"  # created by a release without gang providers
+    return cluster if recorded in (None, cluster.gang) else replace(cluster, gang=recorded)
+
+
 def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Render) -> None:
     """Select the objects of a job that is not suspended, unless the job ends."""
     observed, status, attempt = builder.observed, builder.status, view.attempt
@@ -116,6 +140,7 @@ def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Rend
     begun = observed.status.start_time is not None
     if not begun and not retained:
         status.start_time = builder.instant
+    status.gang_provider = view.gang
     stage = initializer_stage.stage(view, status)
     conditions.set_condition(builder, "Initialized", stage.done, stage.reason, stage.message)
     completion.record_pending(builder, view)
@@ -146,6 +171,8 @@ def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Rend
     run = suspension.current_run(status)
     foreign = observed.foreign if begun else {**observed.foreign, **retained}
     found = readiness.of_job(stage, problems, status.trainer, run, foreign, observed.refused)
+    if found.reason in WAITING and (message := gang_placement.waiting(view)):
+        found = readiness.Readiness(False, reasons.GANG_PENDING, message)
     if claim_problems := {**claims.being_deleted(view), **lost}:
         found = readiness.Readiness(False, reasons.VOLUME_CLAIM_PENDING, claim_problems[min(claim_problems)])
     conditions.set_condition(builder, "Ready", found.ready, found.reason, found.message)
@@ -228,12 +255,15 @@ def _select_objects(
     replaced = (stage.remove.kind, stage.remove.metadata.name) if stage.remove is not None else None
     started = any(ref[0] in WORKLOADS for ref in children)
     held = scale.drain(builder, view)
+    withheld = {*withheld, *gang_placement.withheld(builder, view)}
+    trainer_due = trainer_due and not gang_placement.waits_for_engines(view)
+    gang_placement.requeue(builder, view)
     rendered = set()
     for role in view.roles:
-        waits = role.desired > 0 and role.kind != INITIALIZER and not stage.done
+        waits = (role.desired > 0 or role.kind == GROUP) and role.kind != INITIALIZER and not stage.done
         over = role.kind == INITIALIZER and stage.done
         for each in role.objects:
-            ref = each["kind"], each["metadata"]["name"]
+            ref = ref_of(each)
             rendered.add(ref)
             if not started and not over and (waits or ref[0] in WORKLOADS) and ref not in children:
                 builder.needed.append(ref)

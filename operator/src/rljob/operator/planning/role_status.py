@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob.api.job_status import ReadyCounts, RLJobStatus, RoleStatus
+from rljob.manifests.gang import WITH_POD_GROUP
 from rljob.manifests.names import role_name
 from rljob.manifests.render_context import RenderedRole
 from rljob.operator.api_types import Child, Pod
@@ -19,7 +20,7 @@ from rljob.operator.planning.container_exits import (
     newest_end,
     with_log_end,
 )
-from rljob.operator.planning.job_view import JobView, alive, is_ready, least_replicas
+from rljob.operator.planning.job_view import JobView, alive, has_node, is_ready, least_replicas
 from rljob.operator.planning.pod_diagnosis import PodProblem
 from rljob.operator.planning.timestamps import age
 from rljob.operator.planning.trainer import FORGIVENESS_SECONDS
@@ -164,12 +165,19 @@ def gang_waits(view: JobView) -> bool:
         if role.kind not in ("trainer", "rollout"):
             continue
         pods = alive(view.pods.get(role.name, ()))
-        waiting = sum(pod_diagnosis.of_pod(pod).state == "pending" for pod in pods if pod.status.phase == "Pending")
+        waiting = sum(_is_pending(view, pod) for pod in pods if pod.status.phase == "Pending")
         minimum = minimums.get(role.name, role.desired)
         refused = len(pods) < minimum and _refused(view, role.name)
         if (waiting or refused) and len(pods) - waiting < minimum:
             return True
     return False
+
+
+def _is_pending(view: JobView, pod: Pod) -> bool:
+    """Return whether a pod waits for a node. A scheduler that has not looked at an incomplete gang reports no cause."""
+    if view.gang in WITH_POD_GROUP and not has_node(pod):
+        return True
+    return pod_diagnosis.of_pod(pod).state == "pending"
 
 
 def _status(name: str, pods: Sequence[Pod], desired: int, summary: str, before: RoleStatus | None) -> RoleStatus:

@@ -15,11 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob.api.job_status import EngineStatus, RunState
+from rljob.manifests.gang import WITH_POD_GROUP
 from rljob.manifests.inputs import Object
 from rljob.manifests.render_context import RenderedRole
 from rljob.operator.api_types import Child, Pod
+from rljob.operator.object_kinds import ref_of
 from rljob.operator.plan import POD_DELETION_COST, TRAINER
-from rljob.operator.planning.job_view import JobView, alive, is_ready, pod_condition, role_of, workloads
+from rljob.operator.planning import gang_placement
+from rljob.operator.planning.job_view import JobView, alive, has_node, is_ready, pod_condition, role_of, workloads
 from rljob.operator.planning.plan_builder import PlanBuilder
 from rljob.operator.planning.timestamps import remaining, seconds_of
 
@@ -95,19 +98,20 @@ def before_placement(view: JobView, rendered: Object) -> int | None:
 
     The trainer needs the most of a node. If engines came first, the scheduler would spread them over all nodes, and a
     job that fits exactly would wait for itself. Engines start when the trainer has its nodes; it need not be ready.
-    None: the trainer has its nodes.
+    A scheduler that places the gang as a whole needs all its pods, so only elastic engines wait, for the whole gang.
+    None: the Deployment has the replicas of its rendering.
     """
     role = view.role(TRAINER)
     assert role is not None, "every job has a trainer"
-    if sum(map(_has_node, view.pods.get(TRAINER, ()))) >= role.desired:
+    if view.gang in WITH_POD_GROUP:
+        if gang_placement.is_member(rendered):
+            return 0 if gang_placement.renews_engines(view) else None
+        if gang_placement.is_placed(view):
+            return None
+    elif sum(map(has_node, view.pods.get(TRAINER, ()))) >= role.desired:
         return None
-    child = view.observed.children.get((rendered["kind"], rendered["metadata"]["name"]))
+    child = view.observed.children.get(ref_of(rendered))
     return min(rendered["spec"]["replicas"], _replicas(child) if child is not None else 0)
-
-
-def _has_node(pod: Pod) -> bool:
-    scheduled = pod_condition(pod, "PodScheduled")
-    return scheduled is not None and scheduled.status == "True"
 
 
 def _record_draining(builder: PlanBuilder, leaving: list[str]) -> None:

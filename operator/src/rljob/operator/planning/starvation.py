@@ -7,8 +7,8 @@ are removed while a pod of the gang finds no resources, and come back when the g
 
 from __future__ import annotations
 
+from rljob.manifests.gang import ELASTIC, GANG
 from rljob.manifests.names import TIER
-from rljob.manifests.resources import ELASTIC, GANG
 from rljob.operator.api_types import Pod
 from rljob.operator.plan import Observed
 from rljob.operator.planning.job_view import alive, pod_condition

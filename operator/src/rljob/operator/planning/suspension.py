@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob.api.job_status import RLJobStatus, RunState
 from rljob.operator.plan import COORDINATOR
-from rljob.operator.planning import conditions, reasons, role_status, trainer
+from rljob.operator.planning import conditions, gang_placement, reasons, role_status, trainer
 from rljob.operator.planning.job_view import JobView, alive, pods_by_role, workloads
 from rljob.operator.planning.plan_builder import PlanBuilder
 from rljob.operator.planning.timestamps import remaining, seconds_of
@@ -39,9 +39,11 @@ def suspend(builder: PlanBuilder, view: JobView) -> None:
     builder.deletions.update(trainer.orphaned_jobs(observed))
     pods = pods_by_role(observed.pods, view.attempt.number)
     status.roles = role_status.without_pods(observed.status, pods)
+    gang_placement.release(builder)
     if running or alive(observed.pods):
         _set_suspended(builder, False, "pods are being deleted")
     else:
+        status.gang_provider = None
         _set_suspended(builder, True, "set spec.suspend to false to resume the run from its last checkpoint")
 
 
