@@ -5,7 +5,7 @@ import pytest
 
 from rljob.operator.api_types import Meta
 from rljob.operator.cache import CachedJob
-from rljob.operator.change_filter import is_relevant
+from rljob.operator.change_filter import is_relevant, others_changed
 
 RUN = {"state": "Running", "progress": {"step": 1}, "engines": [{"name": "a", "load": 1}], "observedGeneration": 1}
 STATUS = {"observedGeneration": 1, "conditions": [{"type": "Ready"}], "draining": [], "run": RUN}
@@ -60,3 +60,11 @@ def test_engines_are_relevant_while_some_are_drained():
     done = with_run(draining, engines=[{"name": "a", "load": 0, "drained": True}])
     assert is_relevant(cached(draining), cached(done))
     assert not is_relevant(cached(draining), cached(with_run(draining, progress={"step": 2})))
+
+
+def test_the_operators_own_part_of_the_status_is_no_change_of_others():
+    """The answer to its own write: a change of others in it would otherwise be lost, as its event comes later."""
+    own = {**STATUS, "conditions": [], "suspendedAt": "2026-01-01T00:00:00Z"}
+    assert not others_changed(cached(), cached(own))
+    assert others_changed(cached(), cached(with_run(own, state="Suspended")))
+    assert others_changed(cached(), cached(own, generation=2))

@@ -33,15 +33,22 @@ _run = msgspec.json.Decoder(_Run)
 
 def is_relevant(before: CachedJob, now: CachedJob) -> bool:
     """Return whether a change of an RLJob triggers a reconcile."""
+    old_status, status = _fields.decode(before.status), _fields.decode(now.status)
+    old_run, run = old_status.pop("run", None), status.pop("run", None)
+    if {name: bytes(raw) for name, raw in old_status.items()} != {name: bytes(raw) for name, raw in status.items()}:
+        return True
+    return others_changed(before, now)
+
+
+def others_changed(before: CachedJob, now: CachedJob) -> bool:
+    """Return whether users or the coordinator have changed what triggers a reconcile."""
     old, new = before.metadata, now.metadata
     if (old.uid, old.generation, old.deletion_timestamp) != (new.uid, new.generation, new.deletion_timestamp):
         return True
     if (old.labels, old.annotations) != (new.labels, new.annotations):
         return True
-    old_status, status = _fields.decode(before.status), _fields.decode(now.status)
-    old_run, run = old_status.pop("run", None), status.pop("run", None)
-    if {name: bytes(raw) for name, raw in old_status.items()} != {name: bytes(raw) for name, raw in status.items()}:
-        return True
+    status = _fields.decode(now.status)
+    old_run, run = _fields.decode(before.status).get("run"), status.get("run")
     if old_run is None or run is None:
         return old_run is not run
     if _decisive.decode(old_run) != _decisive.decode(run):

@@ -18,7 +18,8 @@ from rljob.kube.errors import ConflictError, NotFoundError
 from rljob.manifests.inputs import Cluster
 from rljob.manifests.names import ROLE
 from rljob.operator.api_types import Child, Meta
-from rljob.operator.cache import CachedJob
+from rljob.operator.cache import CachedJob, read_job
+from rljob.operator.change_filter import others_changed
 from rljob.operator.decoded_jobs import DecodedJobs, Manifest
 from rljob.operator.drift import replicas_of
 from rljob.operator.executor import Executor
@@ -117,7 +118,7 @@ class Reconciler:
             return NOTHING
         try:
             if plan.record_first:
-                await self._write_status(cached.metadata, plan, status, decided_on=cached.metadata.resource_version)
+                await self._write_status(cached, plan, status, decided_on=cached.metadata.resource_version)
                 self._record_events(cached.metadata, plan)
             if await self._executor.execute(cached.metadata, manifest.job, plan):
                 return Result("retry")
@@ -127,8 +128,10 @@ class Reconciler:
                 delay = self._status_delay(cached.metadata, plan, status)
                 if delay and not plan.scales:  # a scaling has events
                     return Result("done", delay)
-                await self._write_status(cached.metadata, plan, status)
+                outdated = await self._write_status(cached, plan, status)
                 self._record_events(cached.metadata, plan)
+                if outdated:
+                    return Result("retry")
         except ConflictError:
             await self._refresh(cached.metadata)
             raise
@@ -206,11 +209,19 @@ class Reconciler:
             return 0.0
         return delay
 
-    async def _write_status(self, meta: Meta, plan: Plan, status: RLJobStatus, decided_on: str | None = None) -> None:
-        """Write the operator's part of the status if it changed. ``decided_on``: required resourceVersion."""
+    async def _write_status(
+        self, cached: CachedJob, plan: Plan, status: RLJobStatus, decided_on: str | None = None
+    ) -> bool:
+        """Write the operator's part of the status if it changed. ``decided_on``: required resourceVersion.
+
+        Returns:
+            Whether the answer has changes of others that the plan did not know. Their events come later than the
+            answer, and the cache ignores them.
+        """
         assert plan.status is not None, "managedBy is not set"
+        meta = cached.metadata
         if _same(plan.status, status):
-            return
+            return False
         metadata = {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid}
         if decided_on is not None:
             metadata["resourceVersion"] = decided_on
@@ -227,6 +238,7 @@ class Reconciler:
             raise
         self._caches.jobs.put(raw)
         self._written[meta.uid] = self._clock()
+        return others_changed(cached, read_job(raw))
 
     async def _delete_job(self, meta: Meta) -> None:
         with contextlib.suppress(NotFoundError, ConflictError):  # it was deleted already

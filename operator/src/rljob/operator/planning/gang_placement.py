@@ -22,7 +22,7 @@ from rljob.operator.plan import COORDINATOR, TRAINER, Ref
 from rljob.operator.planning import pod_diagnosis
 from rljob.operator.planning.job_view import JobView, alive, has_node, pod_condition, role_of_pod
 from rljob.operator.planning.plan_builder import PlanBuilder
-from rljob.operator.planning.timestamps import remaining
+from rljob.operator.planning.timestamps import remaining, seconds_of
 
 NATIVE = "kubernetes"
 REORDER_SECONDS = 10.0
@@ -67,9 +67,10 @@ def renews_engines(view: JobView) -> bool:
     trainer = [pod for pod in pods if role_of_pod(pod) == TRAINER]
     if len(trainer) < role.desired or any(map(has_node, pods)):
         return False
-    newest = max(pod.metadata.creation_timestamp for pod in trainer)
-    older = any(pod.metadata.creation_timestamp < newest for pod in pods if role_of_pod(pod) != TRAINER)
-    return older and _seconds_left(view, trainer, REORDER_SECONDS) <= 0
+    newest = max(seconds_of(pod.metadata.creation_timestamp) or 0.0 for pod in trainer)
+    engines = [seconds_of(pod.metadata.creation_timestamp) or 0.0 for pod in pods if role_of_pod(pod) != TRAINER]
+    first_tried = any(created < newest + REORDER_SECONDS / 2 for created in engines)
+    return first_tried and _seconds_left(view, trainer, REORDER_SECONDS) <= 0
 
 
 def requeue(builder: PlanBuilder, view: JobView) -> None:
