@@ -10,7 +10,7 @@ import yaml
 
 from e2e.integration.helm_program import CHART, KUBERNETES, Helm, of_kind
 from rljob.operator.config import read_settings
-from rljob.operator.object_kinds import BY_KEY
+from rljob.operator.object_kinds import BY_KEY, NATIVE_POD_GROUPS
 from tools.cluster.client import ApiError
 from tools.cluster.controlplane import ControlPlane
 
@@ -197,7 +197,9 @@ def needed() -> Iterator[tuple[str, str, str]]:
     yield ("update", "rljobs/finalizers", "rljob.dev")
     yield ("patch", "rljobscales/status", "rljob.dev")
     yield from ((verb, "pods", "") for verb in (*READ, "patch", "delete"))
-    yield from ((verb, kind.plural, kind.group) for kind in BY_KEY.values() for verb in (*READ, "create", "patch"))
+    yield ("patch", "workloads/status", "kueue.x-k8s.io")
+    yield from ((verb, kind.plural, kind.group) for kind in BY_KEY.values() for verb in (*READ, "create"))
+    yield from (("patch", kind.plural, kind.group) for kind in BY_KEY.values() if kind is not NATIVE_POD_GROUPS)
     yield from (
         ("delete", kind.plural, kind.group) for kind in BY_KEY.values() if kind.plural != "persistentvolumeclaims"
     )
@@ -205,7 +207,14 @@ def needed() -> Iterator[tuple[str, str, str]]:
     yield from ((verb, "events", "") for verb in ("get", "list", "create", "patch"))
 
 
+CLUSTER_WIDE = [("get", "resourceflavors", "kueue.x-k8s.io"), ("get", "priorityclasses", "scheduling.k8s.io")]
+"""Rights for objects without a namespace, which jobs in Kueue need."""
 FORBIDDEN = [
+    *((verb, "podgroups", "scheduling.k8s.io") for verb in ("update", "patch")),
+    *((verb, *kind) for _, *kind in CLUSTER_WIDE for verb in ("list", "watch", "create", "update", "patch", "delete")),
+    *((verb, "workloads/status", "kueue.x-k8s.io") for verb in ("get", "update")),
+    *((verb, "clusterqueues", "kueue.x-k8s.io") for verb in (*READ, "create", "patch")),
+    *((verb, "localqueues", "kueue.x-k8s.io") for verb in (*READ, "create", "patch")),
     *((verb, "secrets", "") for verb in (*READ, "update", "patch", "delete", "deletecollection")),
     *((verb, "rljobs", "rljob.dev") for verb in ("create", "update", "patch", "deletecollection")),
     *((verb, "pods", "") for verb in ("create", "update", "deletecollection")),
@@ -224,7 +233,7 @@ FORBIDDEN = [
 
 
 def test_the_operator_may_do_all_that_it_does_in_any_namespace(cluster, release, namespace):
-    for right in needed():
+    for right in (*needed(), *CLUSTER_WIDE):
         cluster.wait_allowed(f"{namespace}:{release}", "default", *right)
 
 
@@ -259,7 +268,7 @@ def test_the_api_server_grants_no_rights_outside_the_listed_namespaces(cluster, 
     user = f"{namespace}:one-operator"
     for right in needed():
         cluster.wait_allowed(user, namespace, *right)
-    assert not [right for right in needed() if cluster.allowed(user, "default", *right)]
+    assert not [right for right in (*needed(), *CLUSTER_WIDE) if cluster.allowed(user, "default", *right)]
     helm("uninstall", "one", "-n", namespace)
 
 

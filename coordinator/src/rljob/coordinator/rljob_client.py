@@ -89,8 +89,9 @@ class _Run(msgspec.Struct, rename="camel"):
     observed_generation: int = 0
 
 
-class _Status(msgspec.Struct):
+class _Status(msgspec.Struct, rename="camel"):
     draining: list[str] = []
+    evicted_at: str | None = None
     run: _Run | None = None
 
 
@@ -100,6 +101,11 @@ class RLJobView(msgspec.Struct):
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     spec: _Spec = msgspec.field(default_factory=_Spec)
     status: _Status = msgspec.field(default_factory=_Status)
+
+    @property
+    def suspends(self) -> bool:
+        """Whether the run must write a checkpoint and stop: a user, or Kueue, demands it."""
+        return self.spec.suspend or self.status.evicted_at is not None
 
 
 class _List(msgspec.Struct):

@@ -1,6 +1,7 @@
-"""Synchronizes a run with its RLJob in a cluster: reads `spec.suspend` and `status.draining`, applies `status.run`.
+"""Synchronizes a run with its RLJob in a cluster: reads `spec.suspend` and parts of the status, applies `status.run`.
 
-A suspension takes the same path as POST /v1/suspend. If spec.suspend becomes false before the run has ended, the
+A suspension takes the same path as POST /v1/suspend; `status.evictedAt` (Kueue) demands one as `spec.suspend` does. If
+spec.suspend becomes false before the run has ended, the
 suspension is cancelled: nothing was started or discarded in the meantime. Once the run is suspended, the trainer has
 its stop command and it is too late; this process then exits, and its restarted container resumes the run from its
 ledger as after a crash. Suspended is never reported for a generation whose spec.suspend is false.
@@ -114,9 +115,9 @@ class StatusSync:
         await self._too_late.wait()
 
     def on_update(self, view: RLJobView) -> None:
-        """Adopt the RLJob's spec and status.draining. Idempotent."""
+        """Adopt the RLJob's spec, status.draining and status.evictedAt. Idempotent."""
         self._throttle.on_update(view)
-        if view.spec.suspend:
+        if view.suspends:
             self._suspended_by_spec = True
             self._run.suspend()
         elif self._suspended_by_spec:

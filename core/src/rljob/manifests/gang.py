@@ -149,6 +149,13 @@ def _workload(ctx: RenderContext, roles: Sequence[RenderedRole]) -> RenderedRole
         "queueName": scheduling.gang.queue,
         "podSets": [{"name": each.role, "count": each.count, "template": _for_kueue(each.template)} for each in pods],
     }
+    if scheduling.priority_class_name and ctx.target.priority is not None:
+        spec["priority"] = ctx.target.priority
+        spec["priorityClassRef"] = {
+            "group": "scheduling.k8s.io",
+            "kind": "PriorityClass",
+            "name": scheduling.priority_class_name,
+        }
     hashed = [scheduling.gang.queue, [[each.role, each.count, each.hash] for each in pods]]
     labels = {"kueue.x-k8s.io/job-uid": ctx.target.uid} if ctx.target.uid else {}
     return _role(ctx, "Workload", f"{KUEUE_GROUP}/{KUEUE_VERSION}", spec, digest(hashed), labels)

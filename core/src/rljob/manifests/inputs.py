@@ -83,6 +83,8 @@ class RenderTarget:
     """Role → desired pods, between min and max of the role. Roles that are not in it have min."""
     flavors: Mapping[str, Flavor] = field(default_factory=dict)
     """Role → the nodes to which Kueue has admitted its pods. Roles that are not in it may run on any node."""
+    priority: int | None = None
+    """Value of the job's PriorityClass, for the order of Kueue's queues; None: it is not known."""
 
 
 _ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]

@@ -34,7 +34,8 @@ _run = msgspec.json.Decoder(_Run)
 def is_relevant(before: CachedJob, now: CachedJob) -> bool:
     """Return whether a change of an RLJob triggers a reconcile."""
     old_status, status = _fields.decode(before.status), _fields.decode(now.status)
-    old_run, run = old_status.pop("run", None), status.pop("run", None)
+    for each in (old_status, status):
+        each.pop("run", None)
     if {name: bytes(raw) for name, raw in old_status.items()} != {name: bytes(raw) for name, raw in status.items()}:
         return True
     return others_changed(before, now)

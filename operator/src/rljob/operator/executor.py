@@ -122,6 +122,7 @@ class Executor:
             await _all(lambda each: self._ensure(meta, memo, each), group)
             if before != memo.reported():
                 return True  # the planner may not want the next stage without the missing objects
+        await _all(lambda patch: self._patch_status(meta, *patch), plan.status_patches)
         await _all(lambda wanted: self._autoscale(meta, *wanted), plan.scales.items())
         return False
 
@@ -290,6 +291,20 @@ class Executor:
             "spec": {"replicas": replicas},
         }
         self._cache_child(SCALE, await self._client.apply(resource, meta.namespace, name, body, manager=AUTOSCALER))
+
+    async def _patch_status(self, meta: Meta, ref: Ref, status: Object) -> None:
+        """Change the status of an object of another project.
+
+        Raises:
+            ConflictError: the object has changed since the decision.
+        """
+        live = self._find(meta, ref)
+        if live is None:
+            return
+        metadata = {"uid": live.metadata.uid, "resourceVersion": live.metadata.resource_version}
+        patch = {"metadata": metadata, "status": status}
+        resource = self._resource(ref[0])
+        self._cache_child(ref[0], await self._client.merge_patch(resource, meta.namespace, ref[1], patch, "status"))
 
     async def _apply_status(self, meta: Meta, rendered: Object, live: Child) -> Child:
         """Write the status of an RLJobScale, if the plan has a status and the current one differs."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from rljob.api.job_status import RLJobStatus
 from rljob.api.models import RLJob
-from rljob.manifests.inputs import Object
+from rljob.manifests.inputs import Flavor, Object
 from rljob.operator.api_types import Child, Meta, Pod
 from rljob.operator.scale_policy import LoadPoint, SampledRole
 
@@ -57,6 +57,10 @@ class Observed:
     loads: Mapping[str, Sequence[LoadPoint]] = field(default_factory=dict)
     """Role → its loads since the last change of its replicas, oldest first, of roles that the built-in autoscaler
     scales."""
+    flavors: Mapping[str, Flavor] = field(default_factory=dict)
+    """Name of a ResourceFlavor of Kueue that the job's Workload has been assigned → its nodes, if it can be read."""
+    priority: int | None = None
+    """Value of spec.scheduling.priorityClassName, if the job waits in a queue of Kueue and it can be read."""
     claim_in_use: str = ""
     """Message if another job uses the claim, so that no pod may be started; always empty for a job with pods."""
 
@@ -74,7 +78,7 @@ class Event:
 @dataclass(frozen=True)
 class Plan:
     """Writes in this order: status if ``record_first``, deletions, pod_costs, check of ``needed``, desired,
-    scales, status, events."""
+    status_patches, scales, status, events."""
 
     needed: Sequence[Ref] = ()
     """Objects of a job without pods that do not exist yet: the executor checks that no foreign object has their names
@@ -86,6 +90,8 @@ class Plan:
     """Child and its uid; background propagation. A pod is on a lost node, and is deleted without its kubelet."""
     pod_costs: Mapping[str, int] = field(default_factory=dict)
     """Pod name → controller.kubernetes.io/pod-deletion-cost, to be set before replicas are lowered."""
+    status_patches: Sequence[tuple[Ref, Object]] = ()
+    """Child and a merge patch of its status, which holds for the observed version of the child only."""
     scales: Mapping[str, int] = field(default_factory=dict)
     """Role → replicas that the built-in autoscaler writes to its RLJobScale, after all other writes of objects."""
     sampled: Mapping[str, SampledRole] = field(default_factory=dict)

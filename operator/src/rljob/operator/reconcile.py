@@ -15,11 +15,13 @@ from typing import Literal, Protocol
 
 from rljob.api.job_status import RLJobStatus
 from rljob.kube.errors import ConflictError, NotFoundError
+from rljob.manifests.gang import gang_provider
 from rljob.manifests.inputs import Cluster
 from rljob.manifests.names import ROLE
 from rljob.operator.api_types import Child, Meta
 from rljob.operator.cache import CachedJob, read_job
 from rljob.operator.change_filter import others_changed
+from rljob.operator.cluster_objects import ClusterObjects
 from rljob.operator.decoded_jobs import DecodedJobs, Manifest
 from rljob.operator.drift import replicas_of
 from rljob.operator.executor import Executor
@@ -31,6 +33,7 @@ from rljob.operator.ownership import foreign_sentence, is_ours
 from rljob.operator.plan import Key, Observed, Plan, Ref
 from rljob.operator.planning.claims import claim_in_use
 from rljob.operator.planning.completion import is_over
+from rljob.operator.planning.kueue_admission import flavor_names, workload_of
 from rljob.operator.planning.stalled import stalled
 from rljob.operator.recorder import Recorder
 from rljob.operator.warning_events import WarningEvents
@@ -90,6 +93,7 @@ class Reconciler:
         self._jobs = DecodedJobs()
         self._executor = Executor(client, caches)
         self._warning_events = WarningEvents(client, clock, wall)
+        self._cluster_objects = ClusterObjects(client, clock)
         self._uids: dict[Key, str] = {}
         """Uids of the jobs with cached state."""
         self._written: dict[str, float] = {}
@@ -112,7 +116,8 @@ class Reconciler:
         named = observed.job.spec.storage.claim if observed.job is not None else None
         stalled_objects = stalled(observed.pods, observed.children, observed.now, named or "")
         warnings = await self._warning_events.of(cached.metadata.namespace, stalled_objects)
-        plan = self._planner(replace(observed, warnings=warnings), self._cluster)
+        observed = await self._read_cluster_objects(replace(observed, warnings=warnings))
+        plan = self._planner(observed, self._cluster)
         self._sampler.register(key, cached.metadata.uid, plan.sampled)
         if plan.status is None:
             return NOTHING
@@ -184,6 +189,18 @@ class Reconciler:
             refused={ref: child_error.message for ref, child_error in child_errors.items() if not child_error.foreign},
             now=self._wall(),
             claim_in_use=self._claim_in_use(meta, manifest, status),
+        )
+
+    async def _read_cluster_objects(self, observed: Observed) -> Observed:
+        """Add what a job in a queue of Kueue refers to; nothing is read for other jobs."""
+        job = observed.job
+        if job is None or (observed.status.gang_provider or gang_provider(job, self._cluster)) != "kueue":
+            return observed
+        names = flavor_names(workload_of(observed))
+        return replace(
+            observed,
+            flavors=await self._cluster_objects.flavors(names),
+            priority=await self._cluster_objects.priority(job.spec.scheduling.priority_class_name),
         )
 
     def _claim_in_use(self, meta: Meta, manifest: Manifest, status: RLJobStatus) -> str:

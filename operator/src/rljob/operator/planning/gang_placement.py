@@ -88,9 +88,11 @@ def withheld(builder: PlanBuilder, view: JobView) -> set[Ref]:
     The spec of a native PodGroup is immutable, and a PodGroup in use is deleted only with its last pod.
     """
     group = _group(view)
-    if view.gang not in WITH_POD_GROUP or group is None:
+    if group is None:
         return set()
     observed, ref = view.observed, ref_of(group)
+    if view.gang not in WITH_POD_GROUP:
+        return {ref}  # a Workload of Kueue, which is not changed once it is admitted
     child = observed.children.get(ref)
     members = {ref_of(each) for role in view.roles for each in role.objects if is_member(each)}
     kept: set[Ref] = {ref} if child is not None and ref[0] == NATIVE_POD_GROUPS.key else set()

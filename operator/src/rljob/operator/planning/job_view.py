@@ -14,7 +14,7 @@ from rljob.api.job_status import Attempt
 from rljob.api.kubernetes import GangProvider
 from rljob.api.models import RLJob
 from rljob.manifests.gang import gang_provider
-from rljob.manifests.inputs import Cluster, RenderTarget
+from rljob.manifests.inputs import Cluster, Flavor, RenderTarget
 from rljob.manifests.names import ATTEMPT, ROLE, role_name
 from rljob.manifests.render_context import RenderedRole
 from rljob.operator.api_types import Child, ObjectCondition, OwnerReference, Pod
@@ -64,9 +64,16 @@ class JobView:
 
 
 def observe(
-    observed: Observed, job: RLJob, cluster: Cluster, attempt: Attempt, render: Render, gives_back: bool = False
+    observed: Observed,
+    job: RLJob,
+    cluster: Cluster,
+    attempt: Attempt,
+    render: Render,
+    flavors: Mapping[str, Flavor],
+    gives_back: bool = False,
 ) -> JobView:
-    """Return the view of a valid job. ``gives_back``: see :class:`JobView`.
+    """Return the view of a valid job. ``flavors``: role → nodes that Kueue assigned; ``gives_back``: see
+    :class:`JobView`.
 
     Raises:
         ValueError: the job cannot be rendered; each line is an error.
@@ -75,7 +82,9 @@ def observe(
     if gives_back:
         wanted |= {role_name("rollout", pool.name): pool.replicas.min for pool in job.spec.rollouts}
     meta = observed.metadata
-    context = RenderTarget(cluster, meta.namespace, meta.uid, attempt.number, wanted)
+    context = RenderTarget(
+        cluster, meta.namespace, meta.uid, attempt.number, wanted, flavors, priority=observed.priority
+    )
     roles = render(job, context)
     pods, gang = pods_by_role(observed.pods, attempt.number), gang_provider(job, cluster)
     return JobView(observed, job, attempt, roles, wanted, pods, gang, gives_back)

@@ -18,6 +18,7 @@ from rljob.operator.planning import (
     conditions,
     gang_placement,
     initializer_stage,
+    kueue_admission,
     lost_nodes,
     readiness,
     reasons,
@@ -103,9 +104,14 @@ def _advance(builder: PlanBuilder, job: RLJob, cluster: Cluster, render: Render)
     if left is not None and starvation.has_elastic_engines(observed):
         builder.requeue_after(left)
     try:
-        view = observe(observed, job, cluster, attempt, render, gives_back=left is not None and left <= 0)
+        flavors = kueue_admission.flavors_of_roles(observed)
+        view = observe(observed, job, cluster, attempt, render, flavors, left is not None and left <= 0)
     except ValueError as error:
         _reject_spec(builder, str(error).splitlines())
+        return
+    except kueue_admission.MissingFlavorError as error:
+        conditions.set_condition(builder, "Ready", False, reasons.API_REJECTED, str(error))
+        builder.requeue_after(ASK_SECONDS)
         return
     if run is not None and run.state == "Succeeded":
         completion.end(builder, "Complete", reasons.SUCCEEDED, run.message or "the run has succeeded")
@@ -113,6 +119,8 @@ def _advance(builder: PlanBuilder, job: RLJob, cluster: Cluster, render: Render)
         completion.end(builder, "Failed", run.reason or reasons.RUN_FAILED, run.message or "the run has failed")
     elif job.spec.suspend:
         suspension.suspend(builder, view)
+    elif view.gang == "kueue" and not observed.claim_in_use and not (admission := kueue_admission.read(view)).admitted:
+        kueue_admission.wait(builder, view, admission)
     else:
         _run_job(builder, view, cluster, render)
 
@@ -135,7 +143,7 @@ def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Rend
     resumed = suspension.is_suspended(status)
     if resumed:
         suspension.resume(builder)
-    status.suspended_at = None
+    status.suspended_at = status.evicted_at = None
     retained, lost = claims.of_another_run(view), claims.lost(view)
     begun = observed.status.start_time is not None
     if not begun and not retained:
@@ -158,7 +166,8 @@ def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Rend
     builder.deletions.update(trainer.orphaned_jobs(observed, decision.attempt.number))
     lost_nodes.delete_lost_coordinator(builder)
     if decision.attempt.number != attempt.number:
-        view = observe(observed, view.job, cluster, decision.attempt, render, view.gives_back)
+        flavors = kueue_admission.flavors_of_roles(observed)
+        view = observe(observed, view.job, cluster, decision.attempt, render, flavors, view.gives_back)
         completion.record_pending(builder, view)
     _requeue_for_late_pods(builder, view, stage)
     blocked = bool(observed.foreign or lost) or (bool(retained) and not begun)
@@ -173,6 +182,8 @@ def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Rend
     found = readiness.of_job(stage, problems, status.trainer, run, foreign, observed.refused)
     if found.reason in WAITING and (message := gang_placement.waiting(view)):
         found = readiness.Readiness(False, reasons.GANG_PENDING, message)
+    if view.gang == "kueue":
+        kueue_admission.report_ready(builder, kueue_admission.read(view), not any(each.essential for each in problems))
     if claim_problems := {**claims.being_deleted(view), **lost}:
         found = readiness.Readiness(False, reasons.VOLUME_CLAIM_PENDING, claim_problems[min(claim_problems)])
     conditions.set_condition(builder, "Ready", found.ready, found.reason, found.message)

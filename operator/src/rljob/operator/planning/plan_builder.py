@@ -24,6 +24,7 @@ class PlanBuilder:
     desired: list[Object] = field(default_factory=list)
     deletions: dict[Ref, str] = field(default_factory=dict)
     pod_costs: dict[str, int] = field(default_factory=dict)
+    status_patches: list[tuple[Ref, Object]] = field(default_factory=list)
     scales: dict[str, int] = field(default_factory=dict)
     sampled: dict[str, SampledRole] = field(default_factory=dict)
     record_first: bool = False
@@ -59,6 +60,7 @@ class PlanBuilder:
             desired=self.desired,
             deletions=list(self.deletions.items()),
             pod_costs=self.pod_costs,
+            status_patches=self.status_patches,
             scales=self.scales,
             sampled=self.sampled,
             status=self.status,

@@ -35,9 +35,9 @@ def of_job(
     refused: Mapping[Ref, str],
 ) -> Readiness:
     """Return the readiness of a job that is neither suspended nor ended."""
-    blocked = _blocked(foreign, refused)
-    if blocked is not None:
-        return blocked
+    obstacle = blocked(foreign, refused)
+    if obstacle is not None:
+        return obstacle
     if not stage.done:
         if stage.problem is not None and stage.problem.reason != reasons.PODS_NOT_READY:
             return Readiness(False, stage.problem.reason, stage.problem.text)
@@ -59,7 +59,8 @@ def of_job(
     return Readiness(False, worst.reason, message)
 
 
-def _blocked(foreign: Mapping[Ref, str], refused: Mapping[Ref, str]) -> Readiness | None:
+def blocked(foreign: Mapping[Ref, str], refused: Mapping[Ref, str]) -> Readiness | None:
+    """Return the readiness of a job with objects that cannot be created; None if it has none."""
     if foreign:
         first = foreign[min(foreign)]
         return Readiness(False, reasons.NAME_CONFLICT, first + _others(len(foreign) - 1, "object", "taken"))

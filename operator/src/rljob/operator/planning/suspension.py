@@ -10,11 +10,11 @@ from rljob.operator.planning.plan_builder import PlanBuilder
 from rljob.operator.planning.timestamps import remaining, seconds_of
 
 
-def suspend(builder: PlanBuilder, view: JobView) -> None:
-    """Suspend a job, or keep it suspended: nothing is started.
+def suspend(builder: PlanBuilder, view: JobView, evicted: str = "") -> None:
+    """Suspend a job, or keep it suspended: nothing is started. ``evicted``: message, if Kueue demands it.
 
-    The coordinator reads `spec.suspend` itself and reports when it is done; a report for an earlier generation is
-    ignored.
+    The coordinator reads `spec.suspend` and `status.evictedAt` itself and reports when it is done; a report for an
+    earlier generation is ignored.
     """
     status, observed = builder.status, builder.observed
     since = seconds_of(status.suspended_at or "")
@@ -27,21 +27,24 @@ def suspend(builder: PlanBuilder, view: JobView) -> None:
     grace = view.job.spec.suspend_grace_seconds
     left = remaining(status.suspended_at, grace, builder.now)
     run = status.run
+    if evicted and status.evicted_at is None:
+        status.evicted_at = builder.instant
     answered = run is not None and run.state == "Suspended" and run.observed_generation >= observed.metadata.generation
     if view.workloads(COORDINATOR) and not answered and left > 0:
         builder.requeue_after(left)
         status.roles, _ = role_status.survey(view, observed.status)
-        _set_suspended(
-            builder, False, f"the run writes a checkpoint and stops; it has {grace:g} s (spec.suspendGraceSeconds)"
-        )
+        stops = f"the run writes a checkpoint and stops; it has {grace:g} s (spec.suspendGraceSeconds)"
+        _set_suspended(builder, False, f"{evicted}; {stops}" if evicted else stops)
         return
     builder.delete(running)
     builder.deletions.update(trainer.orphaned_jobs(observed))
     pods = pods_by_role(observed.pods, view.attempt.number)
     status.roles = role_status.without_pods(observed.status, pods)
-    gang_placement.release(builder)
+    if not evicted:
+        gang_placement.release(builder)
+        status.evicted_at = None
     if running or alive(observed.pods):
-        _set_suspended(builder, False, "pods are being deleted")
+        _set_suspended(builder, False, f"{evicted}; pods are being deleted" if evicted else "pods are being deleted")
     else:
         status.gang_provider = None
         _set_suspended(builder, True, "set spec.suspend to false to resume the run from its last checkpoint")

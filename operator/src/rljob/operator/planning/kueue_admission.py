@@ -1,0 +1,210 @@
+"""Admission of a job by Kueue: what its Workload says, and what the operator does in answer.
+
+The operator is a framework that Kueue does not know: it writes one Workload, creates no pod until the Workload is
+admitted, and stops the job when Kueue evicts it. An evicted Workload keeps its quota until its framework says that the
+pods are gone: the operator then takes the reservation out of the status, and Kueue queues the Workload again.
+
+Source: the reconciler of Kueue's job framework (steps 1, 6, 7 and 8), for kueue.x-k8s.io/v1beta2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rljob.manifests.gang import GROUP
+from rljob.manifests.inputs import Flavor, Object
+from rljob.manifests.names import ROLE_HASH, gang_name
+from rljob.operator.api_types import Child
+from rljob.operator.object_kinds import WORKLOADS
+from rljob.operator.plan import Observed, Ref
+from rljob.operator.planning import conditions, readiness, reasons, suspension
+from rljob.operator.planning.job_view import JobView, alive, workloads
+from rljob.operator.planning.plan_builder import PlanBuilder
+
+PREEMPTED = "Preempted"
+"""Reason of an eviction after which Kueue queues the Workload at once; after others it decides itself when."""
+PODS_READY = "PodsReady"
+"""Condition by which Kueue evicts a job whose pods do not become ready in time, where it is configured to."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Whether a job may have pods, and why not."""
+
+    admitted: bool
+    message: str
+    workload: Child | None = None
+    outdated: bool = False
+    """The Workload was admitted for other pods than the manifest demands now."""
+    evicted: bool = False
+    reserved: bool = False
+    """Its pod sets cannot be changed."""
+
+
+def workload_of(observed: Observed) -> Child | None:
+    """Return the job's Workload, unless it is being deleted."""
+    child = observed.children.get(_ref(observed))
+    return None if child is None or child.metadata.deletion_timestamp is not None else child
+
+
+def flavor_names(child: Child | None) -> frozenset[str]:
+    """Return the ResourceFlavors that an admitted Workload has been assigned."""
+    return frozenset(name for names in _assigned(child).values() for name in names)
+
+
+class MissingFlavorError(Exception):
+    """A ResourceFlavor cannot be read."""
+
+
+def flavors_of_roles(observed: Observed) -> dict[str, Flavor]:
+    """Return role → what the ResourceFlavors that Kueue assigned to it add to its pods.
+
+    Raises:
+        MissingFlavorError: a ResourceFlavor cannot be read.
+    """
+    found = {}
+    for role, names in _assigned(workload_of(observed)).items():
+        flavors = []
+        for name in names:
+            if name not in observed.flavors:
+                raise MissingFlavorError(
+                    f"ResourceFlavor {name} of Kueue cannot be read; it was deleted, or the operator has no right to "
+                    "get resourceflavors of kueue.x-k8s.io"
+                )
+            flavors.append(observed.flavors[name])
+        labels = {key: value for flavor in flavors for key, value in flavor.node_labels.items()}
+        tolerations = tuple(each for flavor in flavors for each in flavor.tolerations)
+        if labels or tolerations:
+            found[role] = Flavor(labels, tolerations)
+    return found
+
+
+def read(view: JobView) -> Admission:
+    """Return what the Workload of a job says."""
+    child, queue = workload_of(view.observed), view.job.spec.scheduling.gang.queue
+    if child is None:
+        return Admission(False, f"the Workload for LocalQueue {queue} of Kueue is being created")
+    name, evicted = child.metadata.name, _true(child, "Evicted")
+    role = view.role(GROUP)
+    same = role is not None and child.metadata.annotations.get(ROLE_HASH) == role.hash
+    reserved = _true(child, "QuotaReserved") is not None
+    if evicted is not None and reserved:
+        cause = f"{evicted.get('reason', '')}: {evicted.get('message', '')}".strip(": ")
+        return Admission(False, f"Kueue has evicted Workload {name}: {cause}", child, evicted=True)
+    if _true(child, "Admitted") is None:
+        return Admission(False, _waits(child, str(queue)), child, reserved=reserved)
+    if not same:
+        return Admission(
+            False, f"Workload {name} was admitted for other pods; the job is queued again", child, outdated=True
+        )
+    return Admission(True, f"Workload {name} is admitted", child)
+
+
+def wait(builder: PlanBuilder, view: JobView, admission: Admission) -> None:
+    """Stop a job that has lost its admission, with a checkpoint; start nothing of a job that has none yet."""
+    status, observed = builder.status, builder.observed
+    if workloads(observed) or alive(observed.pods):
+        suspension.suspend(builder, view, admission.message)
+        return
+    if admission.evicted and admission.workload is not None:
+        builder.status_patches.append((_ref(observed), _released(admission.workload, builder.instant)))
+    if admission.outdated and admission.workload is not None:
+        builder.delete([admission.workload])
+    elif not admission.evicted and not admission.reserved:
+        role = view.role(GROUP)
+        assert role is not None, "Kueue has a Workload"
+        builder.desired.extend(role.objects)
+    blocked = readiness.blocked(observed.foreign, observed.refused)
+    reason, message = (blocked.reason, blocked.message) if blocked else (reasons.QUEUED, admission.message)
+    if suspension.is_suspended(status):
+        conditions.set_condition(builder, "Suspended", True, reasons.SUSPENDED, admission.message)
+    if not conditions.is_true(status, "Initialized"):
+        conditions.set_condition(builder, "Initialized", False, reasons.QUEUED, admission.message)
+    conditions.set_condition(builder, "Ready", False, reason, message)
+
+
+def report_ready(builder: PlanBuilder, admission: Admission, ready: bool) -> None:
+    """Tell Kueue whether the pods of an admitted job are ready."""
+    child = admission.workload
+    if child is None or not admission.admitted or (_true(child, PODS_READY) is not None) == ready:
+        return
+    if not ready and _condition(child, PODS_READY) is None:
+        return
+    reason, message = ("Started", "all pods are ready") if ready else ("WaitForRecovery", "not all pods are ready")
+    changed = _with_conditions(child, builder.instant, {PODS_READY: (ready, reason, message)})
+    builder.status_patches.append((_ref(builder.observed), {"conditions": changed}))
+
+
+def _released(child: Child, instant: str) -> Object:
+    """Return the change of a Workload's status that gives its reservation back: its pods are gone."""
+    evicted = _true(child, "Evicted") or {}
+    reason, message = str(evicted.get("reason", "")), str(evicted.get("message", ""))
+    changed = _with_conditions(
+        child,
+        instant,
+        {
+            "QuotaReserved": (False, "Pending", message),
+            "Admitted": (False, "NoReservation", "The workload has no reservation"),
+            "Requeued": (reason == PREEMPTED, reason or "Pending", message),
+        },
+    )
+    return {"admission": None, "conditions": changed}
+
+
+def _with_conditions(child: Child, instant: str, changes: Mapping[str, tuple[bool, str, str]]) -> list[Object]:
+    """Return all conditions of a Workload with some changed: type → status, reason, message."""
+    found: dict[str, Object] = {each["type"]: each for each in child.body.get("status", {}).get("conditions", ())}
+    for kind, (true, reason, message) in changes.items():
+        value, before = "True" if true else "False", found.get(kind, {})
+        since = before["lastTransitionTime"] if before.get("status") == value else instant
+        found[kind] = {
+            "type": kind,
+            "status": value,
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": since,
+            "observedGeneration": child.metadata.generation,
+        }
+    return list(found.values())
+
+
+def _waits(child: Child, queue: str) -> str:
+    """Return why a Workload is not admitted."""
+    prefix = f"Workload {child.metadata.name} waits in LocalQueue {queue} of Kueue"
+    if child.body.get("spec", {}).get("active") is False:
+        return f"{prefix}: it is deactivated; set its spec.active to true"
+    checks = [
+        f"{check.get('name')}: {check['message']}"
+        for check in child.body.get("status", {}).get("admissionChecks", ())
+        if check.get("state") != "Ready" and check.get("message")
+    ]
+    finished, reserved = _true(child, "Finished"), _condition(child, "QuotaReserved")
+    cause = str((finished or reserved or {}).get("message", "")) if not checks else "; ".join(checks)
+    return f"{prefix}: {cause}" if cause else prefix
+
+
+def _assigned(child: Child | None) -> dict[str, list[str]]:
+    """Return role → names of its ResourceFlavors, in the order of the resources' names, each once."""
+    if child is None or _true(child, "Admitted") is None:
+        return {}
+    admission = child.body.get("status", {}).get("admission") or {}
+    return {
+        str(each.get("name")): list(dict.fromkeys(str(name) for _, name in sorted((each.get("flavors") or {}).items())))
+        for each in admission.get("podSetAssignments", ())
+    }
+
+
+def _condition(child: Child, kind: str) -> dict[str, Any] | None:
+    found = child.body.get("status", {}).get("conditions", ())
+    return next((each for each in found if each.get("type") == kind), None)
+
+
+def _true(child: Child, kind: str) -> dict[str, Any] | None:
+    found = _condition(child, kind)
+    return found if found is not None and found.get("status") == "True" else None
+
+
+def _ref(observed: Observed) -> Ref:
+    return WORKLOADS.key, gang_name(observed.metadata.name)
