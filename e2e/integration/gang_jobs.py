@@ -13,7 +13,7 @@ from e2e.integration.operators import SECONDS, Object, RunningOperator, running_
 from rljob.manifests.inputs import Cluster
 from tools.cluster.controlplane import ControlPlane
 
-TRAINER, POOL, TIER = "trainer", "rollout-main", "rljob.dev/tier"
+POOL, TIER = "rollout-main", "rljob.dev/tier"
 WIDE: dict[str, Any] = {
     "trainer": {"processesPerNode": 8},
     "rollouts": [{"name": "main", "replicas": {"min": 8}}],
@@ -42,9 +42,9 @@ async def operator(plane: ControlPlane, *namespaces: str, cluster: Cluster = GPU
 
 
 @contextlib.contextmanager
-def gpu_nodes(plane: ControlPlane, count: int, **labels: str) -> Any:
+def gpu_nodes(plane: ControlPlane, count: int, taints: Sequence[Mapping[str, str]] = (), **labels: str) -> Any:
     """Have nodes of 8 GPUs; yields their names."""
-    names = plane.nodes(count, gpus=8, labels=labels)
+    names = plane.nodes(count, gpus=8, labels=labels, taints=taints)
     try:
         yield names
     finally:

@@ -24,6 +24,7 @@ from rljob.operator.api_types import (
     Terminated,
     Waiting,
 )
+from rljob.operator.object_kinds import ref_of
 from rljob.operator.plan import Observed, Plan, Ref
 from rljob.operator.planning import Rendering, plan
 from rljob.operator.planning.timestamps import instant
@@ -284,7 +285,7 @@ class World:
         return f"uid-{self._serial}"
 
     def _keep(self, each: dict[str, Any]) -> None:
-        ref = each["kind"], each["metadata"]["name"]
+        ref = ref_of(each)
         before = self.children.get(ref)
         meta = each["metadata"]
         if before is None:
