@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from tools.cluster.client import Api, ApiError, Object
 
 GPUS = "nvidia.com/gpu"
+ENDED = ("Failed", "Succeeded")
 LOOK_SECONDS = 0.2
 
 
@@ -80,9 +81,7 @@ class SchedulerDouble(Double):
 
     def step(self) -> None:
         """Bind what fits, and say of the others that they do not."""
-        pods = [
-            pod for pod in self.api.list("/api/v1/pods") if pod["status"].get("phase") not in ("Failed", "Succeeded")
-        ]
+        pods = [pod for pod in self.api.list("/api/v1/pods") if pod["status"].get("phase") not in ENDED]
         free = _free_gpus(self.api, pods)
         mine = [pod for pod in pods if pod["spec"].get("schedulerName") == self._kind.scheduler]
         for group in self.api.list(f"/apis/{self._kind.api_version}/podgroups"):
@@ -116,8 +115,8 @@ class SchedulerDouble(Double):
 
 
 class KueueDouble(Double):
-    """Kueue with one ClusterQueue and one ResourceFlavor: it admits Workloads in the order of their creation while their
-    GPUs fit into the quota, and counts a Workload until its reservation is taken out of its status."""
+    """Kueue with one ClusterQueue and one ResourceFlavor: it admits Workloads in the order of their creation while
+    their GPUs fit into the quota, and counts a Workload until its reservation is taken out of its status."""
 
     QUEUE, FLAVOR, API = "gpus", "h100", "kueue.x-k8s.io/v1beta2"
 
@@ -143,7 +142,12 @@ class KueueDouble(Double):
 
     def evict(self, path: str, reason: str, message: str) -> None:
         """Evict a Workload; its reservation stays until its framework takes it out."""
-        self._say(self.api.get(path), Evicted=("True", reason, message))
+
+        def said() -> bool:
+            self._say(self.api.get(path), Evicted=("True", reason, message))
+            return True
+
+        self.api.wait_for(said)  # again if the Workload has changed meanwhile
 
     def _admit(self, workload: Object) -> None:
         assignments = [

@@ -6,6 +6,7 @@ The projects themselves were never run. Strict validation shows that their types
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -336,9 +337,15 @@ async def test_a_default_queue_labels_no_child_because_the_job_is_their_controll
                 assert "kueue.x-k8s.io/queue-name" not in child["metadata"]["labels"]
 
 
-def tainted_nodes(plane: ControlPlane, count: int):  # type: ignore[no-untyped-def]
-    """Have nodes of the flavor."""
-    return gpu_nodes(plane, count, [TAINT], **{LABEL: "h100"})
+@contextlib.contextmanager
+def tainted_nodes(plane: ControlPlane, count: int) -> Iterator[None]:
+    """Have nodes of the flavor, and one without GPUs for the other roles."""
+    [plain] = plane.nodes(1, gpus=0)
+    try:
+        with gpu_nodes(plane, count, [TAINT], **{LABEL: "h100"}):
+            yield
+    finally:
+        plane.api.delete(f"/api/v1/nodes/{plain}")
 
 
 async def flavored(plane: ControlPlane) -> set[str]:
