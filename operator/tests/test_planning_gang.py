@@ -2,35 +2,176 @@
 
 from typing import Any
 
+import pytest
+from msgspec.structs import force_setattr
+
+from rljob.manifests.inputs import Cluster
+from rljob.operator.planning import plan
+from rljob.operator.planning.gang_placement import PLACE_SECONDS, REORDER_SECONDS
+from rljob.operator.planning.timestamps import instant
+
 from .world import World
 
 GROUP = "PodGroup.scheduling.k8s.io"
 FULL = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. preemption: 0/2 nodes are available."
 OTHERS = "waiting for minCount pods from a gang to be scheduled"
 ENGINES, ELASTIC = "sums-rollout-main", "sums-rollout-main-elastic"
+WITH_GROUP = ("kubernetes", "volcano", "coscheduling")
 SCALED = [{"name": "main", "replicas": {"min": 2, "max": 4}}]
 
 
 def gang(provider: str = "kubernetes", **spec: Any) -> World:
-    return World(scheduling={"gang": {"provider": provider}}, rollouts=SCALED, **spec)
+    return World(**{"scheduling": {"gang": {"provider": provider}}, "rollouts": SCALED, **spec})
 
 
-def replicas(world: World, name: str) -> int:
+def replicas(world: World, name: str = ENGINES) -> int:
     return world.children["Deployment", name].body["spec"]["replicas"]
 
 
-def test_engines_are_created_with_the_gang_and_the_trainer_after_them():
+def created(world: World) -> World:
+    """Have all pods of the gang exist, without nodes."""
+    for _ in range(2):
+        world.settle()
+        world.make_pods()
+    world.settle()
+    return world
+
+
+def min_count(world: World) -> int:
+    return world.children[GROUP, "sums-gang"].body["spec"]["schedulingPolicy"]["gang"]["minCount"]
+
+
+@pytest.mark.parametrize("provider", WITH_GROUP)
+def test_the_engines_of_the_gang_do_not_wait_for_the_trainer_but_elastic_ones_wait_for_the_gang(provider):
+    world = created(gang(provider))
+    world.scale("rollout-main", 4)
+    world.settle()
+    assert replicas(world) == 2 and replicas(world, ELASTIC) == 0
+    world.ready("trainer")
+    world.settle()
+    assert replicas(world, ELASTIC) == 0, "two members have no node yet"
+    world.ready()
+    world.settle()
+    assert replicas(world, ELASTIC) == 2
+
+
+def test_the_trainer_of_a_native_gang_is_created_last_because_the_last_pod_is_tried_first():
     world = gang(trainer={"nodes": 1})
     world.settle()
-    assert replicas(world, ENGINES) == 2 and replicas(world, ELASTIC) == 0
-    assert world.names("Job") == [], "the last pod of a gang is tried first: it must be the trainer's"
-    assert world.children[GROUP, "sums-gang"].body["spec"] == {"schedulingPolicy": {"gang": {"minCount": 3}}}
+    assert world.names("Job") == [] and replicas(world) == 2 and min_count(world) == 3
     world.make_pods()
     world.settle()
     assert world.names("Job") == ["sums-trainer-1"]
 
 
-def test_a_suspended_job_has_no_pod_group():
+def test_engines_that_are_tried_before_several_pods_of_a_trainer_are_created_again_once():
+    world = created(gang())
+    world.unschedulable(FULL, "trainer")
+    world.unschedulable(OTHERS, "rollout")
+    world.now += REORDER_SECONDS - 1
+    assert world.settle().after == 1 and replicas(world) == 2
+    world.now += 1
+    world.settle()
+    assert replicas(world) == 0
+    world.make_pods()
+    world.settle()
+    world.make_pods()
+    assert replicas(world) == 2 and len(world.find("rollout")) == 2
+    world.unschedulable(FULL)
+    world.now += 3600
+    world.settle()
+    assert replicas(world) == 2, "they are younger than the trainer's pods now"
+
+
+def test_engines_of_a_gang_that_has_nodes_stay():
+    world = created(gang())
+    world.ready("rollout")
+    world.unschedulable(FULL, "trainer")
+    world.now += 3600
+    world.settle()
+    assert replicas(world) == 2
+
+
+def test_a_gang_without_nodes_is_reported_with_the_cause_of_the_pod_that_finds_no_room():
+    world = created(gang())
+    assert world.why == "Starting"
+    world.unschedulable(OTHERS, "rollout")
+    world.unschedulable(FULL, "trainer")
+    world.settle()
+    assert world.condition("Ready") == (
+        "False",
+        "GangPending",
+        "none of the 4 pods of the gang has a node: insufficient nvidia.com/gpu",
+    )
+    assert world.status.pending_since is not None
+    world.ready("rollout")
+    world.settle()
+    assert world.why == "PodsPending", "a part has nodes"
+
+
+@pytest.mark.parametrize("provider", WITH_GROUP)
+def test_a_gang_that_no_scheduler_looks_at_is_reported_too(provider):
+    world = created(gang(provider))
+    assert world.settle().after == PLACE_SECONDS and world.why == "Starting"
+    world.now += PLACE_SECONDS
+    world.settle()
+    assert world.condition("Ready")[1:] == (
+        "GangPending",
+        "none of the 4 pods of the gang has a node: the scheduler has not placed it yet",
+    )
+    assert world.status.pending_since is not None, "failurePolicy.pendingSeconds counts this time"
+
+
+@pytest.mark.parametrize("why", ["refused", "foreign", "terminating"])
+def test_without_its_pod_group_no_pod_of_the_gang_is_created(why):
+    world = gang()
+    ref = GROUP, "sums-gang"
+    if why == "terminating":
+        world.settle()
+        world.remove(("Deployment", ENGINES))
+        force_setattr(world.children[ref].metadata, "deletion_timestamp", instant(world.now))
+    else:
+        getattr(world, why)[ref] = "the cluster has no type"
+    world.settle()
+    assert world.names("Job") == [] and ENGINES not in world.names("Deployment")
+    assert ("sums-runner" in world.names("Deployment")) == (why != "foreign"), "a foreign object blocks the whole job"
+
+
+def test_a_running_gang_stays_if_its_pod_group_is_refused_or_deleted():
+    world = gang()
+    world.run_up()
+    force_setattr(world.children[GROUP, "sums-gang"].metadata, "deletion_timestamp", instant(world.now))
+    made = world.settle()
+    assert made.deletions == [] and "sums-trainer-1" in world.names("Job") and ENGINES in world.names("Deployment")
+
+
+def test_a_native_pod_group_is_never_changed():
+    world = gang()
+    world.run_up()
+    world.change(rollouts=[{"name": "main", "replicas": {"min": 3, "max": 4}}])
+    made = world.settle()
+    assert GROUP.partition(".")[0] not in {each["kind"] for each in made.desired}
+    assert min_count(world) == 4 and replicas(world) == 3
+
+
+def test_a_gang_with_fewer_pods_than_its_pod_group_demands_is_created_again_for_free():
+    world = gang()
+    world.run_up()
+    world.change(rollouts=[{"name": "main", "replicas": {"min": 1, "max": 4}}])
+    made = world.plan()
+    assert {ref for ref, _ in made.deletions} == {
+        (GROUP, "sums-gang"),
+        ("Deployment", ENGINES),
+        ("Job", "sums-trainer-1"),
+    }
+    world.settle()
+    world.now += 60
+    created(world)
+    assert min_count(world) == 3 and replicas(world) == 1
+    assert (world.status.trainer.number, world.status.trainer.charged) == (2, 0)
+
+
+def test_a_suspended_job_and_a_finished_job_have_no_pod_group():
     world = gang(suspendGraceSeconds=1)
     world.run_up()
     world.change(suspend=True)
@@ -38,3 +179,22 @@ def test_a_suspended_job_has_no_pod_group():
     world.settle()
     assert world.condition("Suspended")[0] == "True" and (GROUP, "sums-gang") not in world.children
     assert world.status.gang_provider is None
+    other = gang()
+    other.run_up()
+    other.tell(state="Succeeded")
+    other.settle()
+    assert (GROUP, "sums-gang") not in other.children
+
+
+def test_another_setting_of_the_cluster_does_not_change_the_gang_of_a_running_job():
+    """The next attempt of its trainer would belong to a gang, and its engines would not."""
+    world = World(rollouts=SCALED)
+    world.run_up()
+    assert world.status.gang_provider == "none"
+    made = plan(world.observe(), Cluster(gang="kubernetes"))
+    assert "PodGroup" not in {each["kind"] for each in made.desired}
+    world.status = world.status.model_copy(update={"gang_provider": None})
+    made = plan(world.observe(), Cluster(gang="kubernetes"))
+    assert made.status.gang_provider == "none", "its pods were created by a release without gangs"
+    new = plan(World(rollouts=SCALED).observe(), Cluster(gang="kubernetes"))
+    assert new.status.gang_provider == "kubernetes" and "PodGroup" in {each["kind"] for each in new.desired}

@@ -131,6 +131,8 @@ class World:
             self.pods = {name: pod for name, pod in self.pods.items() if pod.metadata.labels.get("owner") != uid}
         self.costs.update(made.pod_costs)
         for name, cost in made.pod_costs.items():
+            if name not in self.pods:
+                continue  # deleted by the same plan
             self.pods[name].metadata.annotations["controller.kubernetes.io/pod-deletion-cost"] = str(cost)
         for each in made.desired:
             self._keep(each)

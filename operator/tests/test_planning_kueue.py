@@ -1,0 +1,238 @@
+"""Admission by Kueue: nothing runs without it, an evicted job stops with a checkpoint, and its quota is given back."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rljob.manifests.inputs import Flavor
+from rljob.operator.planning.timestamps import instant
+
+from .world import World
+
+WORKLOAD = "Workload.kueue.x-k8s.io", "sums-gang"
+FIXED = [{"name": "main", "replicas": {"min": 2}}]
+FLAVOR = Flavor({"pool": "h100"}, ({"key": "h100", "operator": "Exists"},))
+
+
+class Queued(World):
+    """A job in a queue of Kueue. ``flavors``: those that can be read."""
+
+    def __init__(self, **spec: Any) -> None:
+        gang = {"gang": {"provider": "kueue", "queue": "research"}}
+        super().__init__(**{"scheduling": gang, "rollouts": FIXED, **spec})
+        self.flavors = {"h100": FLAVOR}
+
+    def observe(self, status: Any = None) -> Any:
+        return replace(super().observe(status), flavors=self.flavors)
+
+    @property
+    def workload(self) -> dict[str, Any]:
+        return self.children[WORKLOAD].body
+
+    def say(self, admission: Any = None, **conditions: tuple[str, str, str]) -> None:
+        """Have Kueue write the status of the Workload."""
+        status = self.workload.setdefault("status", {})
+        found = {each["type"]: each for each in status.get("conditions", ())}
+        for kind, (value, reason, message) in conditions.items():
+            found[kind] = {"type": kind, "status": value, "reason": reason, "message": message}
+            found[kind]["lastTransitionTime"] = instant(self.now)
+        status["conditions"] = list(found.values())
+        if admission is not None:
+            status["admission"] = admission
+
+    def admit(self, flavor: str = "h100") -> None:
+        roles = [each["name"] for each in self.workload["spec"]["podSets"]]
+        flavors = {"nvidia.com/gpu": flavor, "cpu": flavor}
+        assigned = [{"name": role, "flavors": flavors if "r" in role[:2] else {}} for role in roles]
+        admitted = {"clusterQueue": "gpus", "podSetAssignments": assigned}
+        yes = ("True", "Admitted", "admitted")
+        self.say(admitted, QuotaReserved=yes, Admitted=yes, Evicted=("False", "QuotaReserved", ""))
+
+    def evict(self, reason: str = "Preempted") -> None:
+        self.say(Evicted=("True", reason, "another job has priority"))
+
+    def do(self, made: Any) -> None:
+        super().do(made)
+        for ref, change in made.status_patches:
+            status = self.children[ref].body.setdefault("status", {})
+            status.update(change)
+            self.children[ref].body["status"] = {key: value for key, value in status.items() if value is not None}
+
+    def kueue_says(self, kind: str) -> tuple[str, str]:
+        found = self.workload.get("status", {}).get("conditions", ())
+        return next(((each["status"], each["reason"]) for each in found if each["type"] == kind), ("", ""))
+
+
+@pytest.fixture
+def world() -> Queued:
+    """A job that has been admitted and runs."""
+    made = Queued()
+    made.settle()
+    made.admit()
+    made.run_up()
+    return made
+
+
+def test_nothing_but_the_workload_is_created_before_the_admission():
+    world = Queued()
+    world.settle()
+    assert list(world.children) == [WORKLOAD]
+    assert world.workload["spec"]["queueName"] == "research"
+    assert [(each["name"], each["count"]) for each in world.workload["spec"]["podSets"]] == [
+        ("coordinator", 1),
+        ("reward-exact", 1),
+        ("runner", 1),
+        ("trainer", 2),
+        ("rollout-main", 2),
+    ]
+    world.say(QuotaReserved=("False", "Pending", "insufficient unused quota"))
+    world.settle()
+    expected = "Workload sums-gang waits in LocalQueue research of Kueue: insufficient unused quota"
+    assert world.condition("Ready") == ("False", "Queued", expected)
+    assert world.condition("Initialized")[:2] == ("False", "Queued")
+    assert world.status.start_time is None, "activeDeadlineSeconds does not count the time in the queue"
+
+
+def test_quota_without_the_admission_checks_is_no_admission():
+    world = Queued()
+    world.settle()
+    world.say(QuotaReserved=("True", "QuotaReserved", "Quota reserved"))
+    world.workload["status"]["admissionChecks"] = [{"name": "nodes", "state": "Pending", "message": "being created"}]
+    made = world.settle()
+    assert list(world.children) == [WORKLOAD] and made.desired == [], "its pod sets cannot be changed any more"
+    assert world.condition("Ready")[2].endswith("of Kueue: nodes: being created")
+
+
+def test_pods_of_an_admitted_job_get_the_nodes_of_their_flavor(world):
+    for name in ("sums-rollout-main", "sums-runner"):
+        spec = world.children["Deployment", name].body["spec"]["template"]["spec"]
+        assert spec["nodeSelector"] == {"pool": "h100"} and FLAVOR.tolerations[0] in spec["tolerations"]
+    job = world.children["Job", "sums-trainer-1"].body["spec"]["template"]["spec"]
+    assert job["nodeSelector"] == {"pool": "h100"}
+    assert "nodeSelector" not in world.children["StatefulSet", "sums-coordinator"].body["spec"]["template"]["spec"]
+    sets = {each["name"]: each["template"]["spec"] for each in world.workload["spec"]["podSets"]}
+    assert "nodeSelector" not in sets["trainer"], "the flavor is the answer, not a part of the question"
+    assert world.kueue_says("PodsReady") == ("True", "Started")
+
+
+def test_a_flavor_that_cannot_be_read_starts_nothing():
+    world = Queued()
+    world.settle()
+    world.admit("gone")
+    world.settle()
+    assert list(world.children) == [WORKLOAD]
+    assert "ResourceFlavor gone of Kueue cannot be read" in world.condition("Ready")[2]
+    world.flavors["gone"] = FLAVOR
+    world.settle()
+    assert world.names("StatefulSet") == ["sums-coordinator"]
+
+
+def test_a_flavor_that_contradicts_a_template_is_reported():
+    template = {"spec": {"nodeSelector": {"pool": "a100"}}}
+    world = Queued(trainer={"nodes": 1, "template": template})
+    world.settle()
+    world.admit()
+    world.settle()
+    assert world.why == "InvalidSpec" and "assigns nodes with pool=h100" in world.condition("Ready")[2]
+
+
+@pytest.mark.parametrize(("reason", "requeued"), [("Preempted", "True"), ("PodsReadyTimeout", "False")])
+def test_an_evicted_job_keeps_its_quota_until_its_pods_are_gone(world, reason, requeued):
+    world.evict(reason)
+    world.settle()
+    assert world.status.evicted_at and world.why == "Suspending" and world.names("Job")
+    assert f"Kueue has evicted Workload sums-gang: {reason}" in world.condition("Ready")[2]
+    assert world.kueue_says("QuotaReserved")[0] == "True"
+    world.tell(state="Suspended")
+    world.settle()
+    assert not world.pods and world.kueue_says("QuotaReserved") == ("False", "Pending")
+    assert world.kueue_says("Admitted") == ("False", "NoReservation")
+    assert world.kueue_says("Requeued") == (requeued, reason)
+    assert "admission" not in world.workload["status"]
+    assert world.condition("Suspended")[:2] == ("True", "Suspended") and world.why == "Queued"
+    attempt = world.status.trainer.number
+    world.admit()
+    world.settle()
+    assert world.status.evicted_at is None and world.condition("Suspended")[:2] == ("False", "Resumed")
+    assert world.status.trainer.number == attempt + 1
+
+
+def test_an_evicted_job_stops_without_an_answer_after_its_grace_period(world):
+    world.evict()
+    world.settle()
+    world.now += 121
+    world.settle()
+    assert not world.pods and world.kueue_says("QuotaReserved")[0] == "False"
+
+
+def test_a_job_whose_workload_was_deleted_stops_and_is_queued_again(world):
+    world.remove(WORKLOAD)
+    world.settle()
+    assert world.why == "Suspending"
+    world.tell(state="Suspended")
+    world.settle()
+    assert not world.pods and world.why == "Queued" and WORKLOAD in world.children
+
+
+def test_another_size_is_queued_again_and_another_release_is_not(world):
+    workload = world.children[WORKLOAD]
+    workload.metadata.annotations["rljob.dev/rendered-hash"] = "of another release"
+    world.settle()
+    assert world.why == "Running"
+    world.change(rollouts=[{"name": "main", "replicas": {"min": 3}}])
+    world.settle()
+    assert world.why == "Suspending" and "was admitted for other pods" in world.condition("Ready")[2]
+    world.tell(state="Suspended")
+    world.settle()
+    assert world.children[WORKLOAD].metadata.uid != workload.metadata.uid
+    assert world.workload["spec"]["podSets"][-1]["count"] == 3 and world.why == "Queued"
+
+
+def test_a_workload_that_waits_follows_the_manifest():
+    world = Queued()
+    world.settle()
+    world.change(rollouts=[{"name": "main", "replicas": {"min": 3}}])
+    world.settle()
+    assert world.workload["spec"]["podSets"][-1]["count"] == 3
+
+
+def test_a_suspended_job_and_a_finished_job_have_no_workload(world):
+    world.change(suspend=True)
+    world.tell(state="Suspended")
+    world.settle()
+    assert WORKLOAD not in world.children and world.condition("Suspended")[0] == "True"
+    world.change(suspend=False)
+    world.settle()
+    assert world.why == "Queued"
+    world.admit()
+    world.run_up()
+    world.tell(state="Succeeded")
+    world.settle()
+    assert WORKLOAD in world.children or not world.find("trainer", "rollout"), "the quota is held while pods run"
+    world.make_pods()
+    world.settle()
+    assert WORKLOAD not in world.children
+
+
+def test_without_kueue_the_missing_type_is_reported():
+    world = Queued()
+    world.refused[WORKLOAD] = "the cluster has no type Workload.kueue.x-k8s.io; install its project"
+    world.settle()
+    assert world.why == "APIRejected" and "install its project" in world.condition("Ready")[2]
+    assert not world.names("StatefulSet")
+
+
+def test_kueue_learns_that_pods_are_not_ready_any_more(world):
+    world.exit("trainer", 1)
+    world.fail_job()
+    world.settle()
+    assert world.kueue_says("PodsReady") == ("False", "WaitForRecovery")
+
+
+def test_the_priority_of_the_job_orders_the_queue_if_it_is_known():
+    gang = {"gang": {"provider": "kueue", "queue": "research"}, "priorityClassName": "high"}
+    world = Queued(scheduling=gang)
+    assert "priority" not in world.decide().desired[0]["spec"]
+    spec = world.decide(priority=7).desired[0]["spec"]
+    assert spec["priority"] == 7 and spec["priorityClassRef"]["name"] == "high"
