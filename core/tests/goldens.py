@@ -1,5 +1,5 @@
 """The golden files: the rendered objects of every role, in a cluster with GPUs and in a cluster without GPUs; those of
-trainer and engines with each accelerator profile that the chart ships.
+trainer and engines with each accelerator profile that the chart ships, and of gangs with each provider.
 
 After an intended change, update the files and read the difference:
 
@@ -8,14 +8,17 @@ After an intended change, update the files and read the difference:
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
 from pathlib import Path
 
+from rljob.api.kubernetes import WITH_QUEUES
 from rljob.api.load import load
 from rljob.api.models import RLJob
 from rljob.api.yaml_loader import read_yaml
 from rljob.manifests import render
-from rljob.manifests.inputs import COMPONENTS, Cluster, RenderTarget, read_cluster
+from rljob.manifests.inputs import COMPONENTS, Cluster, Flavor, RenderTarget, read_cluster
 from rljob.manifests.render import to_yaml
 
 DIRECTORY = Path(__file__).parent / "golden"
@@ -44,6 +47,29 @@ CONTEXTS = {
 }
 
 
+PLACED = {
+    "spec": {
+        "runtimeClassName": "gvisor",
+        "tolerations": [{"key": "spot", "operator": "Exists"}],
+        "nodeSelector": {"disk": "large"},
+        "resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "eight-gpus"}],
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "ScheduleAnyway"},
+        ],
+        "containers": [{"name": "main", "resources": {"claims": [{"name": "gpus"}]}}],
+    }
+}
+"""A template with fields that only schedulers read."""
+GANG_TARGET = RenderTarget(
+    Cluster(gang_scheduler="gangs"),
+    "research",
+    "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0",
+    replicas={"rollout-main": 2},
+    flavors={"trainer": Flavor({"pool": "h100"}, ({"key": "h100", "operator": "Exists", "effect": "NoSchedule"},))},
+    priority=1000,
+)
+
+
 def texts() -> dict[str, str]:
     """Return file name → expected content."""
     job = load(JOB)
@@ -61,7 +87,26 @@ def texts() -> dict[str, str]:
             for role in roles
             if role.kind in ("trainer", "rollout")
         }
+    for provider in ("kubernetes", "volcano", "coscheduling", "kueue"):
+        texts |= {
+            f"gang-{provider}-{role.name}.yaml": to_yaml(role.objects)
+            for role in render(with_gang(provider), GANG_TARGET if provider == "kueue" else without_flavors())
+            if role.kind in ("group", "trainer", "rollout")
+        }
     return texts
+
+
+def without_flavors() -> RenderTarget:
+    """Return the target of gangs for providers other than Kueue."""
+    return dataclasses.replace(GANG_TARGET, flavors={})
+
+
+def with_gang(provider: str) -> RLJob:
+    """Return a job with a gang provider. Its templates have what concerns schedulers."""
+    queue = ", queue: research" if provider in WITH_QUEUES else ""
+    fixed = ["spec.rewards[0].replicas.max=null", "spec.rollouts[0].replicas.max=null", "spec.runner.replicas.max=null"]
+    gang = [f"spec.scheduling.gang={{provider: {provider}{queue}}}", f"spec.trainer.template={json.dumps(PLACED)}"]
+    return load(JOB, [*gang, *(fixed if provider == "kueue" else ())])
 
 
 def with_profile(profile: str) -> RLJob:
@@ -74,7 +119,7 @@ def with_profile(profile: str) -> RLJob:
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--update"]:
-    for old in (path for start in (*CONTEXTS, "profile") for path in DIRECTORY.glob(f"{start}-*")):
+    for old in (path for start in (*CONTEXTS, "profile", "gang") for path in DIRECTORY.glob(f"{start}-*")):
         old.unlink()
     for name, text in texts().items():
         (DIRECTORY / name).write_text(text)

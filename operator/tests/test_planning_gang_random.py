@@ -115,7 +115,7 @@ class Nodes:
 
 def _die(job: Job, names: list[str]) -> None:
     """Have pods die: a trainer's Job fails with them, engines are replaced."""
-    if any("trainer" in name for name in names) and any("Job" == kind for kind, _ in job.world.children):
+    if any("trainer" in name for name in names) and any(kind == "Job" for kind, _ in job.world.children):
         job.world.exit("sums-trainer", 137)
         job.world.fail_job()
     for name in names:

@@ -1,0 +1,163 @@
+"""What makes pods members of a gang, and the object that describes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from core.tests.goldens import GANG_TARGET, JOB, PLACED, with_gang
+from rljob.api.load import load
+from rljob.manifests import problems, render
+from rljob.manifests.inputs import Cluster, Flavor, RenderTarget
+from rljob.manifests.pod_requests import total_requests
+
+PROVIDERS = ("none", "kubernetes", "volcano", "coscheduling", "kueue")
+GROUP_NAME, TASK = "scheduling.k8s.io/group-name", "volcano.sh/task-spec"
+
+
+def rendered(provider: str, target: RenderTarget = GANG_TARGET) -> dict[str, Any]:
+    """Return kind/name → object."""
+    found = (each for role in render(with_gang(provider), target) for each in role.objects)
+    return {f"{each['kind']}/{each['metadata']['name']}": each for each in found}
+
+
+def templates(provider: str) -> dict[str, Any]:
+    """Return name of a workload → its pod template."""
+    return {
+        name.partition("/")[2]: each["spec"]["template"]
+        for name, each in rendered(provider).items()
+        if "template" in each.get("spec", {})
+    }
+
+
+def membership(template: dict[str, Any]) -> bool:
+    """Return whether a pod belongs to a group of any provider."""
+    metadata, spec = template["metadata"], template["spec"]
+    labelled = "scheduling.x-k8s.io/pod-group" in metadata["labels"] or GROUP_NAME in metadata["annotations"]
+    return labelled or "schedulingGroup" in spec
+
+
+@pytest.mark.parametrize("provider", ["kubernetes", "volcano", "coscheduling"])
+def test_trainer_and_minimum_engines_are_members_and_all_others_are_not(provider: str) -> None:
+    members = {name for name, template in templates(provider).items() if membership(template)}
+    assert members == {"sums-trainer-1", "sums-rollout-main"}
+
+
+@pytest.mark.parametrize("provider", ["none", "kueue"])
+def test_without_a_pod_group_no_pod_is_a_member(provider: str) -> None:
+    assert not any(map(membership, templates(provider).values()))
+
+
+def test_all_pods_with_accelerators_have_the_scheduler_of_the_gang() -> None:
+    """Two schedulers would give the same accelerators away."""
+    for provider in ("volcano", "coscheduling"):
+        found = {name for name, each in templates(provider).items() if each["spec"].get("schedulerName") == "gangs"}
+        assert found == {"sums-trainer-1", "sums-rollout-main", "sums-rollout-main-elastic"}
+    default = RenderTarget(Cluster(), "research")
+    assert rendered("volcano", default)["Job/sums-trainer-1"]["spec"]["template"]["spec"]["schedulerName"] == "volcano"
+    assert "schedulerName" not in rendered("coscheduling", default)["Job/sums-trainer-1"]["spec"]["template"]["spec"]
+
+
+def test_elastic_engines_of_volcano_are_in_the_queue_of_the_job() -> None:
+    annotations = templates("volcano")["sums-rollout-main-elastic"]["metadata"]["annotations"]
+    assert annotations["scheduling.volcano.sh/queue-name"] == "research" and TASK not in annotations
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_what_a_template_says_to_schedulers_reaches_the_pods(provider: str) -> None:
+    spec = templates(provider)["sums-trainer-1"]["spec"]
+    assert {field: spec[field] for field in ("runtimeClassName", "resourceClaims", "topologySpreadConstraints")} == {
+        field: PLACED["spec"][field] for field in ("runtimeClassName", "resourceClaims", "topologySpreadConstraints")
+    }
+    assert spec["tolerations"][0] == PLACED["spec"]["tolerations"][0] and spec["nodeSelector"]["disk"] == "large"
+    assert spec["containers"][0]["resources"]["claims"] == [{"name": "gpus"}]
+    assert spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+
+
+def test_a_workload_of_kueue_has_the_pods_of_all_roles_without_flavors() -> None:
+    found = rendered("kueue")
+    sets = {each["name"]: each for each in found["Workload/sums-gang"]["spec"]["podSets"]}
+    without = rendered("kueue", RenderTarget(GANG_TARGET.cluster, "research", GANG_TARGET.uid))
+    for name, each in without.items():
+        template = each.get("spec", {}).get("template")
+        if template is not None:
+            role = each["metadata"]["labels"]["rljob.dev/role"]
+            assert sets[role]["template"]["spec"] == template["spec"], name
+    assert sets["rollout-main"]["count"] == 2 and sets["trainer"]["count"] == 1
+
+
+def test_a_flavor_adds_to_the_pods_of_its_role_alone() -> None:
+    found = templates("kueue")
+    assert found["sums-trainer-1"]["spec"]["nodeSelector"] == {"disk": "large", "pool": "h100"}
+    assert {"key": "h100", "operator": "Exists", "effect": "NoSchedule"} in found["sums-trainer-1"]["spec"][
+        "tolerations"
+    ]
+    assert "pool" not in found["sums-rollout-main"]["spec"].get("nodeSelector", {})
+
+
+def test_a_flavor_that_contradicts_a_node_selector_is_an_error() -> None:
+    target = RenderTarget(Cluster(), flavors={"trainer": Flavor({"disk": "small"})})
+    with pytest.raises(ValueError, match="assigns nodes with disk=small, and the pod's nodeSelector demands large"):
+        render(with_gang("kueue"), target)
+
+
+def test_the_hash_of_a_workload_depends_on_the_manifest_and_not_on_the_cluster() -> None:
+    def hashed(target: RenderTarget, *changes: str) -> str:
+        job = load(JOB, ["spec.scheduling.gang={provider: kueue, queue: a}", *FIXED, *changes])
+        return render(job, target)[0].hash
+
+    same = hashed(RenderTarget())
+    other = Cluster(requests_per_gpu={"cpu": "9", "memory": "9Gi"}, images={**Cluster().images, "runner": "runner:2"})
+    assert hashed(RenderTarget(other, attempt=7, priority=3)) == same
+    for change in (
+        "spec.trainer.processesPerNode=4",
+        "spec.rollouts[0].replicas.min=3",
+        "spec.scheduling.gang.queue=b",
+    ):
+        assert hashed(RenderTarget(), change) != same, change
+
+
+FIXED = ["spec.rewards[0].replicas.max=null", "spec.rollouts[0].replicas.max=null", "spec.runner.replicas.max=null"]
+
+
+def test_the_provider_of_the_cluster_holds_for_jobs_that_name_none() -> None:
+    job = load(JOB)
+    assert render(job, RenderTarget(Cluster(gang="volcano")))[0].objects[0]["kind"] == "PodGroup"
+    assert problems(job, Cluster(gang="volcano")) == []
+    found = problems(job, Cluster(gang="kueue"))
+    assert [problem.partition(":")[0] for problem in found] == [
+        "spec.scheduling.gang.queue",
+        "spec.scheduling.gang.provider",
+    ]
+    assert all("the cluster's gang provider is kueue" in problem for problem in found)
+    queued = load(JOB, ["spec.scheduling.gang.queue=research"])
+    assert "this provider has no queues" in problems(queued, Cluster())[0] and not problems(
+        queued, Cluster(gang="volcano")
+    )
+
+
+def test_kueue_admits_a_limited_number_of_roles() -> None:
+    many = [{"name": f"r{i}", "builtin": "reasoning_gym"} for i in range(15)]
+    job = load(JOB, [f"spec.rewards={many}", "spec.scheduling.gang={provider: kueue, queue: a}", *FIXED[1:], *TASKS])
+    assert "kueue admits at most 18 roles, and the job has 20" in problems(job, Cluster())[0]
+
+
+TASKS = ["spec.tasks=[{name: sums, data: {reasoningGym: {dataset: chain_sum}}, reward: r0}]"]
+
+
+def test_requests_of_pods_are_added_as_schedulers_count_them() -> None:
+    def container(cpu: str, **fields: Any) -> dict[str, Any]:
+        return {"resources": {"requests": {"cpu": cpu}}, **fields}
+
+    spec = {
+        "initContainers": [container("250m", restartPolicy="Always"), container("3")],
+        "containers": [container("500m"), {"resources": {"limits": {"memory": "1Gi", "nvidia.com/gpu": "8"}}}],
+        "overhead": {"cpu": "100m"},
+    }
+    small = {"containers": [container("1500m")]}
+    assert total_requests([({"spec": spec}, 2), ({"spec": small}, 4)]) == {
+        "cpu": "12.7",
+        "memory": "2147483648",
+        "nvidia.com/gpu": "16",
+    }
