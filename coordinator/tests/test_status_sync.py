@@ -44,6 +44,18 @@ async def test_a_job_that_is_suspended_ends_suspended(new_world: Any, tmp_path: 
     assert (status.state, status.observed_generation) == ("Suspended", 2)
 
 
+async def test_a_job_that_kueue_evicts_ends_suspended_without_another_generation(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = await running_world(new_world, tmp_path)
+    evicted = view(1)
+    evicted.status.evicted_at = "2026-11-28T00:00:00Z"
+    StatusSync(world.run, HERE).on_update(evicted)
+    await world.settle()
+    status = status_of(world.run)
+    assert (status.state, status.observed_generation) == ("Suspended", 1)
+
+
 @pytest.mark.parametrize("after", range(0, 12, 2))
 async def test_a_suspension_is_cancelled_while_that_is_safe(new_world: Any, tmp_path: Path, after: int) -> None:
     world = await running_world(new_world, tmp_path)

@@ -196,6 +196,21 @@ async def test_a_suspended_job_writes_a_checkpoint_and_resumes_from_it(
 
 
 @pytest.mark.timeout(300)
+async def test_a_job_that_kueue_evicts_writes_a_checkpoint(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    job = make_job(checkpoints={"everySteps": 100})
+    async with running(cluster, namespace, tmp_path, job, slow=0.001) as (rljob, harness):
+        await harness.start("trainer", "--seconds-per-step", "0.1")
+        await harness.until("trainer", "applied batch 1.")
+        rljob.apply_status(evictedAt="2026-11-28T00:00:00Z")  # as the operator does
+        run = await rljob.until(lambda run: run["state"] == "Suspended")
+        assert run["observedGeneration"] == 1
+        assert run["lastCheckpoint"]["step"] == run["progress"]["step"] >= 2
+        await harness.ended("trainer")
+
+
+@pytest.mark.timeout(300)
 async def test_a_suspension_that_is_cancelled_in_time_does_not_interrupt_the_run(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:

@@ -122,7 +122,7 @@ class StatusSync:
             self._run.suspend()
         elif self._suspended_by_spec:
             if not self._run.cancel_suspension():
-                log.info("spec.suspend is false again, but the run has ended already: restarting")
+                log.info("the suspension is withdrawn, but the run has ended already: restarting")
                 self._too_late.set()
                 return
             self._suspended_by_spec = False
