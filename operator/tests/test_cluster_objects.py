@@ -1,4 +1,4 @@
-"""Objects without a namespace that jobs in Kueue refer to: read by name, kept for a while, and allowed to be missing."""
+"""Objects without a namespace that jobs in Kueue refer to: read by name, kept for a while, possibly missing."""
 
 import json
 
