@@ -23,6 +23,7 @@ __all__ = [
     "EVENTS",
     "FIELD_MANAGER",
     "GANG_CHILDREN",
+    "KUEUE_WORKLOADS",
     "LEASES",
     "NATIVE_POD_GROUPS",
     "OPTIONAL_CHILDREN",
@@ -30,7 +31,6 @@ __all__ = [
     "RLJOBS",
     "SCALE",
     "SECRETS",
-    "WORKLOADS",
     "Resource",
     "ref_of",
 ]
@@ -65,12 +65,12 @@ SCALE = "RLJobScale"
 NATIVE_POD_GROUPS = Resource(
     NATIVE_GROUP, NATIVE_VERSION, "podgroups", "PodGroup", optional=True, versions=("v1beta1", NATIVE_VERSION)
 )
-WORKLOADS = Resource(KUEUE_GROUP, KUEUE_VERSION, "workloads", "Workload", optional=True)
+KUEUE_WORKLOADS = Resource(KUEUE_GROUP, KUEUE_VERSION, "workloads", "Workload", optional=True)
 GANG_CHILDREN = (
     NATIVE_POD_GROUPS,
     Resource(VOLCANO_GROUP, VOLCANO_VERSION, "podgroups", "PodGroup", optional=True),
     Resource(COSCHEDULING_GROUP, COSCHEDULING_VERSION, "podgroups", "PodGroup", optional=True),
-    WORKLOADS,
+    KUEUE_WORKLOADS,
 )
 """Kinds that describe the gang of a job, one for each provider."""
 OPTIONAL_CHILDREN = (

@@ -17,7 +17,7 @@ from rljob.manifests.gang import GROUP
 from rljob.manifests.inputs import Flavor, Object
 from rljob.manifests.names import ROLE_HASH, gang_name
 from rljob.operator.api_types import Child
-from rljob.operator.object_kinds import WORKLOADS
+from rljob.operator.object_kinds import KUEUE_WORKLOADS
 from rljob.operator.plan import Observed, Ref
 from rljob.operator.planning import conditions, readiness, reasons, suspension
 from rljob.operator.planning.job_view import JobView, alive, workloads
@@ -207,4 +207,4 @@ def _true(child: Child, kind: str) -> dict[str, Any] | None:
 
 
 def _ref(observed: Observed) -> Ref:
-    return WORKLOADS.key, gang_name(observed.metadata.name)
+    return KUEUE_WORKLOADS.key, gang_name(observed.metadata.name)
