@@ -74,7 +74,7 @@ def settings(provider: str) -> Cluster:
 @pytest.mark.parametrize("provider", ["volcano", "coscheduling", "kueue"])
 def test_the_types_of_the_project_accept_the_rendered_objects_strictly(plane: ControlPlane, where: str, provider: str):
     queue = "" if provider == "coscheduling" else ", queue: research"
-    fixed = ["spec.rollouts[0].replicas.max=null", "spec.rewards[0].replicas.max=null"]
+    fixed = [f"spec.{role}.replicas.max=null" for role in ("rollouts[0]", "rewards[0]", "runner")]
     job = load(JOB, [f"spec.scheduling.gang={{provider: {provider}{queue}}}", *(fixed if provider == "kueue" else ())])
     plane.api.warnings.clear()
     target = RenderTarget(settings(provider), where, priority=1)
