@@ -100,6 +100,7 @@ async def operator_metrics() -> AsyncIterator[str]:
         lambda: {"runner": 2},
     )
     metrics.leader.set(1)
+    metrics.kubernetes_supported.labels("v1.36.3").set(1)
 
     async def work() -> None:
         while True:

@@ -1,6 +1,6 @@
 """Builds the programs of a cluster and starts clusters from the command line.
 
-python -m tools.cluster build [NAME...]   builds missing programs (all, or those named) and prints their directories
+python -m tools.cluster build [NAME...]   builds missing programs (those named, or all of the usual version)
 python -m tools.cluster up [--nodes N]    starts a control plane, prints how to use it, and keeps it until Ctrl-C
 python -m tools.cluster start [--tag T]   starts the real cluster; installs rljob if its images are built
 python -m tools.cluster stop              stops it and removes all its files except the images
@@ -30,7 +30,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.cluster", description="Real Kubernetes programs for tests.")
     commands = parser.add_subparsers(dest="command", required=True)
     building = commands.add_parser("build", help="build missing programs")
-    building.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(build.PROGRAMS)}; default: all")
+    building.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"one of {', '.join(build.PROGRAMS)}; default: all of the usual version",
+    )
     starting = commands.add_parser("up", help="start a control plane and keep it until Ctrl-C")
     starting.add_argument("--nodes", type=int, default=4, help="nodes simulated by kwok, 8 GPUs each (default: 4)")
     real = commands.add_parser("start", help="start the real cluster of one node, in the background")
@@ -58,7 +63,7 @@ def _build(names: list[str]) -> int:
     if unknown := sorted(set(names) - set(build.PROGRAMS)):
         logging.error("there is no program %s; there are %s", unknown[0], ", ".join(build.PROGRAMS))
         return 2
-    for directory in build.ensure_all(names or list(build.PROGRAMS)).values():
+    for directory in build.ensure_all(names or build.usual()).values():
         sys.stdout.write(f"{directory}\n")
     return 0
 

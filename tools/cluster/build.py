@@ -41,11 +41,15 @@ class Program:
     """Go variable → (module, text); {version}, {major}, {minor} in the text are replaced by those of go.mod."""
     names: Sequence[str] = ()
     """Names of the program, if it has several."""
+    module: str = ""
+    """Directory of the module, if it is not ``name``."""
+    modfile: str = "go.mod"
+    """File of the versions; beside it is its file of checksums."""
 
     @property
     def directory(self) -> Path:
         """The directory of its module."""
-        return HERE / self.name
+        return HERE / (self.module or self.name)
 
     def flags(self) -> list[str]:
         """Return the flags of ``go build``.
@@ -54,10 +58,11 @@ class Program:
             BuildError: go.mod does not name the module.
         """
         stamps = [f"-X {name}={self._stamp(*stamp)}" for name, stamp in self.stamps.items()]
-        return ["-trimpath", "-ldflags", " ".join(["-s", "-w", *stamps])]
+        other = [f"-modfile={self.modfile}"] if self.modfile != "go.mod" else []
+        return ["-trimpath", *other, "-ldflags", " ".join(["-s", "-w", *stamps])]
 
     def _stamp(self, module: str, text: str) -> str:
-        path = self.directory / "go.mod"
+        path = self.directory / self.modfile
         found = re.search(rf"^\s*{re.escape(module)} v((\d+)\.(\d+)\S*)", path.read_text(), re.MULTILINE)
         if found is None:
             raise BuildError(f"{path} does not require {module}")
@@ -67,7 +72,8 @@ class Program:
         """Return the hash of all inputs of the program."""
         digest = hashlib.sha256()
         sources = sorted(self.directory.glob("*.go"))
-        for path in [self.directory / "go.mod", self.directory / "go.sum", *sources]:
+        versions = self.directory / self.modfile
+        for path in [versions, versions.with_suffix(".sum"), *sources]:
             digest.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
         digest.update("\0".join([self.package, go_version, *self.flags(), *self.names]).encode())
         return digest.hexdigest()[:16]
@@ -84,16 +90,49 @@ HELM_STAMPS = {
     "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor": ("k8s.io/client-go", "{minor}"),
 }
 KWOK_STAMPS = {"sigs.k8s.io/kwok/pkg/consts.Version": ("sigs.k8s.io/kwok", "{version}")}
+OTHER_VERSIONS = ("1.33", "1.37")
+"""The oldest and the newest supported version of Kubernetes; tests usually run on that of go.mod."""
+VERSION = "RLJOB_KUBERNETES"
+"""Variable with one of OTHER_VERSIONS: the tests of e2e/integration use a control plane of that version."""
 PROGRAMS = {
     program.name: program
     for program in [
         Program("controlplane", ".", KUBERNETES_STAMPS, KUBERNETES),
+        *(
+            Program(
+                f"controlplane-{version}",
+                ".",
+                KUBERNETES_STAMPS,
+                KUBERNETES,
+                module="controlplane",
+                modfile=f"kubernetes-{version}.mod",
+            )
+            for version in OTHER_VERSIONS
+        ),
         Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", KWOK_STAMPS),
         Program("coredns", "."),
         Program("helm", "helm.sh/helm/v3/cmd/helm", HELM_STAMPS),
         Program("pause", "."),
     ]
 }
+
+
+def usual() -> list[str]:
+    """Return the names of the programs that a cluster of the usual version needs."""
+    return [name for name in PROGRAMS if name not in {f"controlplane-{version}" for version in OTHER_VERSIONS}]
+
+
+def control_plane(version: str | None = None) -> str:
+    """Return the name of the program of a control plane. ``version``: one of OTHER_VERSIONS, or "" for that of go.mod;
+    default: RLJOB_KUBERNETES.
+
+    Raises:
+        BuildError: it is none of them.
+    """
+    chosen = os.environ.get(VERSION, "") if version is None else version
+    if chosen and chosen not in OTHER_VERSIONS:
+        raise BuildError(f"{VERSION}: must be one of {', '.join(OTHER_VERSIONS)}, or empty, not {chosen!r}")
+    return f"controlplane-{chosen}" if chosen else "controlplane"
 
 
 def cache_directory() -> Path:

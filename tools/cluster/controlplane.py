@@ -30,7 +30,8 @@ class ControlPlane(ResourceStack, Access):
 
     ``components`` are started in order; any of them can be stopped and started again. ``manifests`` (paths of YAML
     files, such as CustomResourceDefinitions) are applied before the controllers start, since the garbage collector
-    learns of later ones only within half a minute. ``flags``: component → more flags.
+    learns of later ones only within half a minute. ``flags``: component → more flags. ``version`` of Kubernetes: see
+    :func:`tools.cluster.build.control_plane`.
     """
 
     ALL: tuple[str, ...] = ("etcd", "apiserver", "controller-manager", "scheduler", "kwok")
@@ -44,9 +45,11 @@ class ControlPlane(ResourceStack, Access):
         components: Sequence[str] = ALL,
         manifests: Sequence[Path] = (),
         flags: Mapping[str, Sequence[str]] | None = None,
+        version: str | None = None,
     ) -> None:
         assert set(components) <= set(self.ALL), components
         self._components, self._manifests, self._flags = components, manifests, dict(flags or {})
+        self._version = version
         super().__init__()
         self.processes: dict[str, Process] = {}
         """The running components."""
@@ -64,7 +67,7 @@ class ControlPlane(ResourceStack, Access):
         self._start()
 
     def _programs(self) -> Path:
-        return build.ensure("controlplane")
+        return build.ensure(build.control_plane(self._version))
 
     def _home(self) -> Path:
         return self._stack.enter_context(directory.directory())

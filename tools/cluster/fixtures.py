@@ -39,7 +39,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     needed = {marker for marker in PROGRAMS for item in session.items if item.get_closest_marker(marker)}
     terminal = session.config.pluginmanager.getplugin("terminalreporter")  # None in a worker of pytest-xdist
     for name in sorted({name for marker in needed for name in PROGRAMS[marker]}):
-        build.ensure(name, report=terminal.write_line if terminal is not None else lambda line: None)
+        program = build.control_plane() if name == "controlplane" else name
+        build.ensure(program, report=terminal.write_line if terminal is not None else lambda line: None)
 
 
 @pytest.fixture(scope="session")

@@ -49,20 +49,20 @@ def dashboard() -> Dashboard:
             "Exactly one operator leads. 0: none holds the Lease: nothing is reconciled.",
             Query(f"sum(rljob_operator_leader{{{OPERATOR}}})"),
             steps=((None, RED), (1, GREEN), (2, RED)),
-            width=4,
+            width=3,
         ),
         number(
             "Operators",
             "Operators that Prometheus reaches: the leader and its standbys.",
             Query(f"count(rljob_operator_leader{{{OPERATOR}}})"),
             steps=((None, ORANGE), (2, GREEN)),
-            width=4,
+            width=3,
         ),
         number(
             "Jobs",
             "RLJobs in the leader's memory.",
             Query(f'max(rljob_operator_cached_objects{{{OPERATOR}, resource="rljobs"}})'),
-            width=4,
+            width=3,
         ),
         number(
             "Jobs that wait for a worker",
@@ -78,7 +78,7 @@ def dashboard() -> Dashboard:
             unit="percentunit",
             decimals=1,
             steps=((None, GREEN), (0.01, ORANGE), (0.1, RED)),
-            width=4,
+            width=3,
         ),
         number(
             "Oldest watch",
@@ -89,6 +89,14 @@ def dashboard() -> Dashboard:
             decimals=0,
             steps=((None, GREEN), (120, ORANGE), (300, RED)),
             width=4,
+        ),
+        number(
+            "Kubernetes",
+            "Version of the cluster. Red: this version of rljob was never tested with it.",
+            Query(f"min by (version) (rljob_operator_kubernetes_supported{{{OPERATOR}}})", "{{version}}"),
+            steps=((None, RED), (1, GREEN)),
+            width=4,
+            named=True,
         ),
     )
     page = section(

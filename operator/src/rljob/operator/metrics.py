@@ -50,6 +50,12 @@ class Metrics:
             "Maximum delay of the event loop in the last 30 seconds.",
             registry=self.registry,
         )
+        self.kubernetes_supported = Gauge(
+            f"{PREFIX}kubernetes_supported",
+            "1 if this version of rljob was tested with the Kubernetes version of the cluster, else 0.",
+            ["version"],
+            registry=self.registry,
+        )
         self.leader = Gauge(f"{PREFIX}leader", "1 while this operator is the leader.", registry=self.registry)
         self.scalings = Counter(
             f"{PREFIX}scalings",

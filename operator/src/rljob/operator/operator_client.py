@@ -71,6 +71,10 @@ class OperatorClient:
     async def __aexit__(self, *exception: object) -> None:
         await self._api.close()
 
+    async def version(self) -> bytes:
+        """Return what the API server reports as its version."""
+        return await self._api.send("get", "GET", "/version", {}, self._timeout)
+
     async def get(self, resource: Resource, namespace: str, name: str) -> bytes:
         """Return an object."""
         return await self._request("get", "GET", resource, namespace, name)

@@ -20,6 +20,7 @@ from rljob.kube.errors import ApiError
 from rljob.kube.http_session import open_session
 from rljob.manifests.inputs import Cluster
 from rljob.operator.admission_server import AdmissionServer
+from rljob.operator.cluster_version import check_version
 from rljob.operator.config import OperatorSettings, Start
 from rljob.operator.informers import Caches
 from rljob.operator.lease import Lease
@@ -260,6 +261,7 @@ class Service:
         self._tasks = [
             asyncio.create_task(self.operator.run(self._stop)),
             asyncio.create_task(self.metrics.measure_lag()),
+            asyncio.create_task(check_version(self._client, self.metrics.kubernetes_supported)),
         ]
         self._tasks[0].add_done_callback(self._ended)
 
