@@ -1,10 +1,11 @@
 #!/bin/sh
-# Checks for the system packages that pip cannot install. Usage: requirements/system.sh PYTHON [soak|monitoring]
+# Checks for the system packages that pip cannot install. Usage: requirements/system.sh PYTHON [soak|monitoring|gitops]
 #   libnuma.so.1           vLLM's CPU build loads it
 #   venv                   Debian has this module of Python in a separate package
 #   C compiler, Python.h   pycosat (a dependency of reasoning-gym) is published as source only
 #   nft, ip, ss            with the argument soak: `make soak` breaks connections with them
 #   promtool, prometheus   with the argument monitoring: e2e/integration/test_dashboards.py and test_alerts.py use them
+#   lua5.4                 with the argument gitops: e2e/integration/test_gitops.py runs a rule of Argo CD with it
 # As root, it installs missing Debian packages; as another user, it prints their names and exits with code 1.
 set -eu
 python=$1
@@ -29,6 +30,9 @@ if [ "${2:-}" = soak ]; then
 fi
 if [ "${2:-}" = monitoring ]; then
     { command -v prometheus && command -v promtool; } >/dev/null 2>&1 || missing="$missing prometheus"
+fi
+if [ "${2:-}" = gitops ]; then
+    command -v lua5.4 >/dev/null 2>&1 || missing="$missing lua5.4"
 fi
 
 [ -n "$missing" ] || exit 0

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from e2e.docs.blocks import Block, blocks
 from e2e.docs.reader import PAGES, matches, shell
+from e2e.integration.chart_operator import SYSTEM, ChartOperator
 from tools.cluster import build
 from tools.cluster.controlplane import ControlPlane
-from tools.cluster.processes import free_port
 
 ROOT = Path(__file__).parents[2]
-SYSTEM, OPERATOR = "rljob-system", "rljob-operator"
+INSTALL = "helm install rljob-crds"
+"""A page with this command installs rljob itself; for the others it is installed before."""
+TYPES = ("rljobs.rljob.dev", "rljobscales.rljob.dev")
+NEW_CLUSTER = "research"
+"""Namespace of the context ``new-cluster``. Both clusters of a page are namespaces of one."""
 
 
 @pytest.fixture(scope="module")
@@ -38,36 +38,51 @@ def reader(plane: ControlPlane, tmp_path: Path, monkeypatch) -> Path:
         (tmp_path / name).symlink_to(ROOT / name)
     programs = f"{plane.bin}:{build.ensure('helm')}"
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
+    monkeypatch.setenv("KUBECONFIG", str(contexts(plane, tmp_path / "kubeconfig")))
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
 
 
-def start_operator(plane: ControlPlane, where: Path) -> subprocess.Popen[bytes]:
-    """Start the command of the chart's Deployment as a process, with its settings and its service account."""
-    config = plane.api.get(f"/api/v1/namespaces/{SYSTEM}/configmaps/{OPERATOR}")
-    settings = json.loads(config["data"]["operator.json"]) | {"listen": "127.0.0.1:0"}
-    (where / "operator.json").write_text(json.dumps(settings))
-    kubeconfig = plane.service_account_kubeconfig(SYSTEM, OPERATOR)
-    deployment = plane.api.get(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{OPERATOR}")
-    container = deployment["spec"]["template"]["spec"]["containers"][0]
-    command = [word.replace("/etc/rljob/", f"{where}/") for word in (*container["command"], *container["args"])]
-    address = f"127.0.0.1:{free_port('127.0.0.1')}"
-    command = [re.sub(r"\$\(POD_NAME\):\d+", address, word) for word in command]
-    with (where / "operator.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, *command[1:]],
-            env=dict(os.environ) | {"KUBECONFIG": str(kubeconfig), "POD_NAMESPACE": SYSTEM, "POD_NAME": "operator"},
-            stderr=log,
-        )
+def contexts(plane: ControlPlane, path: Path) -> Path:
+    """Write the administrator's kubeconfig with the contexts ``old-cluster`` and ``new-cluster``; return its path."""
+    config = json.loads(plane.kubeconfig.read_text())
+    [usual] = config["contexts"]
+    for name, namespace in (("old-cluster", "default"), ("new-cluster", NEW_CLUSTER)):
+        config["contexts"].append({"name": name, "context": usual["context"] | {"namespace": namespace}})
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(config))
+    return path
 
 
-def run(block: Block, where: Path) -> None:
-    """Run a block's commands and compare their output with the block."""
+@pytest.fixture
+def cleaned(plane: ControlPlane, reader: Path) -> Iterator[None]:
+    """Removes after the test what a page and its charts have left."""
+    before = {each["metadata"]["name"] for each in plane.api.list("/api/v1/namespaces")}
+    yield
+    if plane.api.exists(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{TYPES[0]}"):
+        shell("kubectl delete rlj --all --all-namespaces --timeout=60s", reader)
+    shell(f"helm uninstall rljob rljob-crds -n {SYSTEM} --ignore-not-found", reader)
+    shell(f"kubectl delete crd --ignore-not-found --timeout=60s {' '.join(TYPES)}", reader)
+    shell("kubectl delete pvc,jobs,pods --all -n default --timeout=60s", reader)
+    for name in {each["metadata"]["name"] for each in plane.api.list("/api/v1/namespaces")} - before - {SYSTEM}:
+        shell(f"kubectl delete namespace {name} --wait=false", reader)
+    shell("kubectl uncordon --selector type=kwok", reader)
+
+
+def install(plane: ControlPlane, where: Path) -> None:
+    """Install both charts, as docs/kubernetes.md shows it."""
+    shell(f"{INSTALL} charts/rljob-crds --namespace {SYSTEM} --create-namespace --wait", where)
+    shell(f"helm install rljob charts/rljob --namespace {SYSTEM}", where)
+    plane.api.post("/api/v1/namespaces", {"metadata": {"name": NEW_CLUSTER}})
+
+
+def run(block: Block, where: Path, operator: ChartOperator) -> None:
+    """Run a block's commands and compare their output with the block. ``operator`` follows its Deployment."""
     for i, (command, expected) in enumerate(block.commands):
         code = block.exit_code if i == len(block.commands) - 1 else 0
         printed = shell(command, where, code)
         assert matches(expected, printed), f"{block}: {command} printed\n{printed}\ninstead of\n{expected}"
+        operator.follow()
 
 
 def on_clusters() -> list[Path]:
@@ -75,15 +90,19 @@ def on_clusters() -> list[Path]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("cleaned")
 @pytest.mark.parametrize("page", on_clusters(), ids=lambda page: page.name)
 def test_the_commands_of_a_page_work_on_a_cluster(page: Path, plane: ControlPlane, reader: Path):
-    with ExitStack() as stack:
-        operator = None
+    with ChartOperator(plane, reader) as operator:
+        if INSTALL not in page.read_text():
+            install(plane, reader)
+            operator.follow()
         for block in blocks(page):
             if not block.cluster or block.reason is not None:
                 continue
-            run(block, reader)
-            if operator is None and plane.api.exists(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{OPERATOR}"):
-                operator = stack.enter_context(start_operator(plane, reader))
-                stack.callback(operator.kill)
-        assert operator is not None and operator.poll() is None, (reader / "operator.log").read_text()
+            if block.file is not None:
+                (reader / block.file).write_text(block.text)
+                continue
+            run(block, reader, operator)
+        if operator.process is not None:
+            operator.stop()

@@ -11,6 +11,7 @@ NAMES = {
     "rljob_operator_event_loop_lag_seconds": (),
     "rljob_operator_events_dropped": (),
     "rljob_operator_jobs": ("condition", "status"),
+    "rljob_operator_kubernetes_supported": ("version",),
     "rljob_operator_leader": (),
     "rljob_operator_queue_depth": (),
     "rljob_operator_queue_wait_seconds": (),
@@ -33,6 +34,7 @@ def test_names_and_labels_of_the_metrics_are_frozen():
     made.count_request("get", "200")
     made.watch_restarts.labels("pods", "gone").inc()
     made.scalings.labels("ScaledOut").inc()
+    made.kubernetes_supported.labels("v1.36.3").set(1)
     made.reconcile_seconds.labels("done").observe(0.1)
     labels = {family.name: set() for family in made.registry.collect()}
     for family in made.registry.collect():

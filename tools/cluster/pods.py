@@ -1,6 +1,7 @@
 """The behaviour of pods on simulated nodes (kwok), controlled by annotations.
 
-By default a pod is Running and Ready at once, an initializer's pod completes, and a deleted pod exits with code 143.
+By default a pod is Running and Ready at once, the pods of an initializer and of a backup
+complete, and a deleted pod exits with code 143.
 Annotations change this, in a pod template (for all its pods) or on one existing pod:
 
     kwok.rljob.dev/behaviour   never-ready: the pod runs, but is not Ready until the annotation is removed
