@@ -50,7 +50,7 @@ def lua(value: Any) -> str:
         case None:
             return "nil"
         case str():
-            return f'"{"".join(f"\\{byte:03}" for byte in value.encode())}"'
+            return '"' + "".join("\\" + f"{byte:03}" for byte in value.encode()) + '"'
         case _:
             return str(value)
 
