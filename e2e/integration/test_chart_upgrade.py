@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -57,7 +57,8 @@ class Installation:
 
     def install(self, *, old: bool) -> None:
         """Install both charts and start the operator."""
-        self.helm("install", "rljob-crds", str(self.charts(old) / "rljob-crds"), "-n", SYSTEM, "--create-namespace")
+        crds = str(self.charts(old) / "rljob-crds")
+        self.helm("install", "rljob-crds", crds, "-n", SYSTEM, "--create-namespace", "--wait")
         self.helm("install", "rljob", str(self.charts(old) / "rljob"), "-n", SYSTEM)
         self.start(old=old)
 
@@ -74,7 +75,7 @@ class Installation:
     def run_up(self, **spec: object) -> None:
         """Create a job and report that it runs, as its coordinator does."""
         self.api.create(job("default", **spec))
-        self.api.wait_for(self._all_ready, SECONDS, what="all pods to be ready")
+        self.until(self._all_ready, "all pods to be ready")
         self.report("Running")
 
     def _all_ready(self) -> bool:
@@ -82,12 +83,24 @@ class Installation:
         return bool(roles) and all(role["ready"] == role["desired"] > 0 for role in roles)
 
     def report(self, state: str) -> None:
-        """Apply status.run with ``state``; wait until the operator has turned it into the reason of Ready."""
+        """Apply status.run; wait until the operator has turned it into the reason of Ready."""
+        self.apply_run(state)
+        self.until(lambda: self.reason() == state, f"the reason {state}")
+
+    def apply_run(self, state: str) -> None:
+        """Apply status.run with ``state``, as the coordinator does."""
         body = self.api.get(f"{RLJOB}/sums")
         run = {"state": state, "observedGeneration": body["metadata"]["generation"]}
         status = {"apiVersion": API, "kind": "RLJob", "metadata": {"name": "sums"}, "status": {"run": run}}
         self.api.apply(f"{RLJOB}/sums/status", status, "rljob-coordinator")
-        self.api.wait_for(lambda: self.reason() == state, SECONDS, what=f"the reason {state}")
+
+    def until(self, probe: Callable[[], bool], what: str) -> None:
+        """Wait until ``probe`` is true; an error has the status of the job and the end of the operator's log."""
+        try:
+            self.api.wait_for(probe, SECONDS, what=what)
+        except TimeoutError as error:
+            status = self.api.get(f"{RLJOB}/sums").get("status", {})
+            raise AssertionError(f"{error}; {status}; {self.operator.log.read_text()[-3000:]}") from error
 
     def reason(self, name: str = "sums", kind: str = "Ready") -> str:
         """Return the reason of a condition."""
@@ -125,7 +138,7 @@ def test_an_upgrade_a_rollback_and_an_uninstallation_change_no_pod_of_a_live_job
     here.install(old=True)
     here.run_up()
     pods = here.pods()
-    assert len(pods) == 5, pods  # coordinator, runner, reward, trainer and two engines are one name each; see below
+    assert len(pods) == 6, pods  # coordinator, runner, reward, trainer and two engines
 
     here.upgrade("rljob-crds")
     here.report("Evaluating")  # the older operator works with the newer types
@@ -136,24 +149,24 @@ def test_an_upgrade_a_rollback_and_an_uninstallation_change_no_pod_of_a_live_job
 
     # What is new works after the upgrade, for the job that was there before.
     here.api.patch(f"{RLJOB}/sums", {"spec": {"rollouts": [{"name": "main", "replicas": {"min": 2, "max": 6}}]}})
-    here.api.wait_for(
-        lambda: here.api.get(f"{RLJOB}/sums")["status"].get("observedGeneration") == 2, SECONDS, what="generation 2"
-    )
+    here.until(lambda: here.api.get(f"{RLJOB}/sums")["status"].get("observedGeneration") == 2, "generation 2")
     here.api.create(job("default", "newer", storage={"className": "standard", "accessModes": ["ReadWriteOnce"]}))
-    here.api.wait_for(lambda: here.reason("newer") not in ("", "InvalidSpec"), SECONDS, what="the newer job to start")
+    here.until(lambda: here.reason("newer") not in ("", "InvalidSpec"), "the newer job to start")
     assert here.pods() == pods
 
+    # The types go back too: the API server would give the older operator defaults of fields that it does not know.
     here.helm("rollback", "rljob", "1", "-n", SYSTEM)
+    here.helm("rollback", "rljob-crds", "1", "-n", SYSTEM)
     here.start(old=True)
     here.report("Evaluating")
+    here.until(lambda: here.reason("newer") not in ("", "InvalidSpec"), "the newer job without its new fields")
     assert here.pods() == pods
-    # The older operator leaves alone what it does not understand, and says so.
-    here.api.wait_for(lambda: here.reason("newer") == "InvalidSpec", SECONDS, what="the reason InvalidSpec")
 
+    here.upgrade("rljob-crds")
     here.upgrade("rljob")
     here.start(old=False)
     here.report("Running")
-    here.api.wait_for(lambda: here.reason("newer") not in ("", "InvalidSpec"), SECONDS, what="the newer job again")
+    here.until(lambda: here.reason("newer") not in ("", "InvalidSpec"), "the newer job again")
     assert here.pods() == pods
 
     here.helm("uninstall", "rljob", "-n", SYSTEM)
@@ -169,16 +182,23 @@ def test_an_upgrade_a_rollback_and_an_uninstallation_change_no_pod_of_a_live_job
 
 
 @pytest.mark.timeout(600)
-def test_a_newer_operator_keeps_a_job_running_before_the_types_are_upgraded(here: Installation):
+@pytest.mark.parametrize("first", ["rljob", "rljob-crds"])
+def test_between_the_two_upgrades_no_pod_changes(here: Installation, first: str):
+    """docs/operations/upgrade.md describes what each order costs until the second upgrade."""
     here.install(old=True)
     here.run_up()
     pods = here.pods()
-    here.upgrade("rljob")
+    here.upgrade(first)
+    here.start(old=first == "rljob-crds")
+    here.apply_run("Finishing")
+    if first == "rljob":
+        here.until(lambda: "field not declared in schema" in here.operator.log.read_text(), "a refused status")
+    else:
+        here.until(lambda: here.reason() == "InvalidSpec", "fields that the older operator does not know")
+    assert here.pods() == pods
+    here.upgrade("rljob" if first == "rljob-crds" else "rljob-crds")
     here.start(old=False)
     here.report("Evaluating")
-    assert here.pods() == pods
-    here.upgrade("rljob-crds")
-    here.report("Running")
     assert here.pods() == pods
 
 
