@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,21 @@ DNS = "10.96.0.10"
 DOMAIN = "cluster.local"
 DNS_READY = "127.0.0.1:8181"
 PAUSE = "localhost/pause:rljob"
+EVICTION = dict.fromkeys(("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available"), "1%")
+"""Thresholds below which the kubelet evicts pods."""
+EVICTED_BELOW = "512Mi"
+"""The threshold of memory, if the memory of pods is limited. The kubelet looks every ten seconds."""
 
 
-def write(place: Place, plugins: Path) -> None:
-    """Write the configuration files of the components."""
+def machine_memory() -> int:
+    """Return the bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def write(place: Place, plugins: Path, pod_memory: int | None = None) -> None:
+    """Write the configuration files of the components. ``pod_memory``: bytes for all pods together."""
     _json(place.state / "cni" / "10-pods.conflist", _cni())
-    _json(place.state / "kubelet.json", _kubelet(place))
+    _json(place.state / "kubelet.json", _kubelet(place) | _memory(pod_memory))
     (place.state / "containerd.toml").write_text(_containerd(place, plugins))
     (place.state / "Corefile").write_text(_corefile(place))
 
@@ -96,10 +106,7 @@ def _kubelet(place: Place) -> dict[str, Any]:
         "authorization": {"mode": "AlwaysAllow"},
         # Images are a cache of the machine; the cluster must not free the machine's disk.
         "imageGCHighThresholdPercent": 100,
-        "evictionHard": {
-            signal: "1%"
-            for signal in ("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available")
-        },
+        "evictionHard": EVICTION,
         "maxPods": 250,
         "podPidsLimit": -1,
         "serializeImagePulls": False,
@@ -107,6 +114,17 @@ def _kubelet(place: Place) -> dict[str, Any]:
         "eventRecordQPS": 0,
         "kubeAPIQPS": 500,
         "kubeAPIBurst": 1000,
+    }
+
+
+def _memory(pods: int | None) -> dict[str, Any]:
+    """Return the settings of a kubelet that leaves ``pods`` bytes for pods: it evicts before their cgroup is full."""
+    if pods is None:
+        return {}
+    return {
+        "systemReserved": {"memory": str(max(0, machine_memory() - pods))},
+        "evictionHard": EVICTION | {"memory.available": EVICTED_BELOW},
+        "evictionPressureTransitionPeriod": "10s",
     }
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tools.cluster import build
-from tools.cluster.node import cgroups, machine, network
+from tools.cluster.node import cgroups, configs, machine, network
 from tools.cluster.node.place import Place
 from tools.cluster.node.settings import Settings
 from tools.cluster.processes import tail
@@ -33,6 +33,8 @@ _ROOT = Path(__file__).parents[3]
 _children: list[subprocess.Popen[bytes]] = []
 """Children of this process, which it has to reap."""
 _log = logging.getLogger(__name__)
+POD_MEMORY = "RLJOB_NODE_POD_MEMORY_GIB"
+"""Variable: memory for all pods together. Beyond it the kubelet evicts pods, as on a node without memory."""
 
 
 class NoClusterError(RuntimeError):
@@ -63,10 +65,26 @@ def start(place: Place, tether: int | None = None) -> bool:
                 address=link.cluster,
                 prefix=link.prefix,
                 tether=tether,
+                pod_memory=_pod_memory(),
                 **programs,
             )
             _launch(place, settings, life.fileno(), link)
     return True
+
+
+def _pod_memory() -> int | None:
+    """Return the bytes that RLJOB_NODE_POD_MEMORY_GIB grants to all pods together; None: it is not set.
+
+    Raises:
+        MachineError: it is not a number between 1 and the memory of the machine.
+    """
+    given = os.environ.get(POD_MEMORY)
+    if not given:
+        return None
+    most = configs.machine_memory() // 2**30
+    if not given.isdecimal() or not 1 <= int(given) <= most:
+        raise machine.MachineError(f"{POD_MEMORY}: must be a number of GiB between 1 and {most}, not {given!r}")
+    return int(given) * 2**30
 
 
 def _launch(place: Place, settings: Settings, life: int, link: network.Link) -> None:

@@ -20,6 +20,8 @@ class Settings:
     pause: str
     tether: int | None = None
     """File descriptor of a pipe; the cluster ends when it is closed."""
+    pod_memory: int | None = None
+    """Bytes that all pods together may use; None: all memory of the machine."""
 
     def text(self) -> str:
         """Return the settings as a command line argument."""

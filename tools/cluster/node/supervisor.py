@@ -74,7 +74,7 @@ class NodePlane(ControlPlane):
         return {"etcd": 2379, "etcd-peer": 2380, "apiserver": API_PORT}
 
     def _start(self) -> None:
-        configs.write(self._place, Path(self._settings.plugins))
+        configs.write(self._place, Path(self._settings.plugins), self._settings.pod_memory)
         self._start_runtime()
         super()._start()
         self._until(self._node_is_ready, "the node to be ready")
