@@ -22,6 +22,8 @@ from pathlib import Path
 from tools.cluster import toolchain
 
 HERE = Path(__file__).parent
+NODE = ("kube-proxy", "kubelet")
+"""Programs of a node."""
 KUBERNETES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubectl", "kubelet")
 _log = logging.getLogger(__name__)
 
@@ -103,8 +105,8 @@ PROGRAMS = {
                 f"controlplane-{version}",
                 ".",
                 KUBERNETES_STAMPS,
-                KUBERNETES,
-                module="controlplane",
+                [name for name in KUBERNETES if name not in NODE],
+                module="versions",
                 modfile=f"kubernetes-{version}.mod",
             )
             for version in OTHER_VERSIONS

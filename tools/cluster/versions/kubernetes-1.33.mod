@@ -1,4 +1,4 @@
-module rljob.dev/tools/cluster/controlplane
+module rljob.dev/tools/cluster/versions
 
 go 1.24.0
 
