@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 INSTALL = "helm install rljob-crds"
 """A page with this command installs rljob itself; for the others it is installed before."""
 TYPES = ("rljobs.rljob.dev", "rljobscales.rljob.dev")
+QUOTA_SYNC = "--resource-quota-sync-period=5s"
+"""Kubernetes counts objects of new types for quotas at its next synchronization; the default is five minutes."""
 NEW_CLUSTER = "research"
 """Namespace of the context ``new-cluster``. Both clusters of a page are namespaces of one."""
 
@@ -26,7 +28,7 @@ NEW_CLUSTER = "research"
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
     """A control plane without the CRDs and the chart of rljob."""
-    with ControlPlane() as plane:
+    with ControlPlane(flags={"controller-manager": [QUOTA_SYNC]}) as plane:
         plane.nodes(2, gpus=8)
         yield plane
 
