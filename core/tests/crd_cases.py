@@ -95,6 +95,11 @@ GOOD = [
         "",
     ),
     Case("two copies of the model", ("spec.trainer={nodes: 2, processesPerNode: 3, parallelism: {replicate: 2}}",), ""),
+    Case(
+        "an engine on two hosts",
+        ("spec.rollouts[0].hosts=2", "spec.rollouts[0].parallelism={tensor: 8, pipeline: 2}"),
+        "",
+    ),
     Case("rows of a file, a fraction held out", (_EXACT, _jsonl("heldOutFraction: 0.2")), ""),
     Case("rows of two files", (_EXACT, _jsonl("heldOutPath: 'job://other'", "heldOutFraction: 0")), ""),
     Case("braces in a prompt", ("spec.tasks[0].prompt='{{a}} {question}}} {b c:}'",), ""),
@@ -944,6 +949,35 @@ FIELDS = [
         "is governed by rljob",
         "",
         BUDGET,
+    ),
+    Case(
+        "an engine of SGLang on two hosts",
+        ("spec.rollouts[0].engine=sglang", "spec.rollouts[0].hosts=2", "spec.rollouts[0].parallelism.tensor=2"),
+        "only engines of vllm span hosts; set hosts: 1, or another engine",
+    ),
+    Case(
+        "an engine of one's own on two hosts",
+        ("spec.rollouts[0].engine='a:B'", "spec.rollouts[0].hosts=2", "spec.rollouts[0].parallelism.tensor=2"),
+        "only engines of vllm span hosts",
+    ),
+    Case(
+        "an engine on two hosts without GPUs",
+        (
+            "spec.rollouts[0].accelerator.kind=cpu",
+            "spec.rollouts[0].hosts=2",
+            "spec.rollouts[0].parallelism.tensor=2",
+        ),
+        "vLLM on a CPU does not support Ray",
+    ),
+    Case(
+        "replicas of the model in an engine on two hosts",
+        ("spec.rollouts[0].parallelism.data=2", "spec.rollouts[0].hosts=2"),
+        "an engine that spans hosts has one replica of the model",
+    ),
+    Case(
+        "hosts with different numbers of workers",
+        ("spec.rollouts[0].parallelism.tensor=8", "spec.rollouts[0].hosts=3"),
+        "does not divide the workers of an engine",
     ),
     Case("storage with size and claim", ("spec.storage={size: 1Gi, claim: a}",), "a storage has one of size, claim"),
     Case(

@@ -1,5 +1,6 @@
 """The golden files: the rendered objects of every role, in a cluster with GPUs and in a cluster without GPUs; those of
-trainer and engines with each accelerator profile that the chart ships, and of gangs with each provider.
+trainer and engines with each accelerator profile that the chart ships, of gangs with each provider, and of engines that
+span hosts.
 
 After an intended change, update the files and read the difference:
 
@@ -78,6 +79,11 @@ def texts() -> dict[str, str]:
         for name, context in CONTEXTS.items()
         for role in render(job, context)
     }
+    texts |= {
+        f"hosts-{role.name}.yaml": to_yaml(role.objects)
+        for role in render(across_hosts(), CONTEXTS["gpu"])
+        if role.kind == "rollout"
+    }
     for path in sorted(PROFILES.glob("*.yaml")):
         cluster = read_cluster(read_yaml(path.read_bytes().decode()))
         (profile,) = cluster.accelerator_profiles
@@ -109,6 +115,15 @@ def with_gang(provider: str) -> RLJob:
     return load(JOB, [*gang, *(fixed if provider == "kueue" else ())])
 
 
+def across_hosts() -> RLJob:
+    """Return a small job whose engines span two hosts: those of the policy, and a judge."""
+    models = "[{name: policy, source: 'job://model'}, {name: judge, source: 'job://judge'}]"
+    parallelism = "parallelism: {tensor: 8, pipeline: 2}"
+    main = f"{{name: main, hosts: 2, {parallelism}, replicas: {{min: 2, max: 4}}}}"
+    judge = f"{{name: judge, model: judge, hosts: 2, {parallelism}}}"
+    return load(JOB, [f"spec.models={models}", f"spec.rollouts=[{main}, {judge}]"])
+
+
 def with_profile(profile: str) -> RLJob:
     """Return a small job whose trainer and engines have a profile."""
     accelerator = f"{{profile: {profile}}}"
@@ -119,7 +134,7 @@ def with_profile(profile: str) -> RLJob:
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--update"]:
-    for old in (path for start in (*CONTEXTS, "profile", "gang") for path in DIRECTORY.glob(f"{start}-*")):
+    for old in (path for start in (*CONTEXTS, "hosts", "profile", "gang") for path in DIRECTORY.glob(f"{start}-*")):
         old.unlink()
     for name, text in texts().items():
         (DIRECTORY / name).write_text(text)

@@ -257,7 +257,16 @@ def test_a_pod_may_read_its_own_token_only(manifest):
 def test_the_secret_has_a_key_for_each_role(manifest):
     made = secret(validate(manifest), RenderTarget(uid=UID), dict.fromkeys((*TOKEN_ROLES, ALL_TOKENS), "x"))
     assert made["metadata"]["name"] == secret_name("sums", UID) == "sums-tokens-0f1e2d3c"
-    assert {*made["stringData"]} == {"coordinator", "trainer", "agent", "runner", "reward", "environment", "pool"}
+    assert {*made["stringData"]} == {
+        "coordinator",
+        "trainer",
+        "agent",
+        "runner",
+        "reward",
+        "environment",
+        "pool",
+        "ray",
+    }
     assert made["metadata"]["ownerReferences"]
 
 

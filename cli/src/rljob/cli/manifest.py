@@ -11,6 +11,7 @@ import typer
 
 from rljob import manifests
 from rljob.api.algorithm_presets import describe_needs
+from rljob.api.engine_hosts import describe_hosts
 from rljob.api.errors import ManifestError
 from rljob.api.explain import explain as expand
 from rljob.api.explain import explain_field, manifest_page
@@ -60,7 +61,7 @@ def explain(
     """Show a manifest with presets and defaults expanded, or explain a field.
 
     Comments below the manifest show what the algorithm needs computed, the GPUs of this machine that `rljob run`
-    assigns, and the memory of the trainer.
+    assigns, the GPUs of engines that span hosts, and the memory of the trainer.
     """
     if (file is not None) + (field is not None) + docs != 1:
         report("give one of FILE, --field PATH and --docs")
@@ -79,7 +80,8 @@ def _explained(job: RLJob, gpu: bool | None) -> str:
     resolved = with_absolute_paths(resolve(job, accelerator), Path.cwd())
     plan = capacity.memory_plan(resolved, default_directory(None, job.metadata.name), gpus)
     needs = describe_needs(resolved.spec.algorithm)
-    return expand(job, accelerator, filter(None, [*needs, describe(gpus_of(resolved, gpus)), note, *plan]))
+    hosts = describe_hosts(resolved.spec.rollouts)
+    return expand(job, accelerator, filter(None, [*needs, describe(gpus_of(resolved, gpus)), note, *hosts, *plan]))
 
 
 class Form(StrEnum):

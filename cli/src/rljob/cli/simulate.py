@@ -81,7 +81,7 @@ def simulate(
 def _own_split(job: RLJob) -> tuple[int, int, int]:
     """Return engines, GPUs of an engine, and GPUs of the trainer, as the manifest has them."""
     pool = next(pool for pool in job.spec.policy_pools if pool.purpose == "training")
-    return pool.replicas.min, pool.devices, job.spec.trainer.nodes * job.spec.trainer.processes_per_node
+    return pool.replicas.min, pool.parallelism.workers, job.spec.trainer.nodes * job.spec.trainer.processes_per_node
 
 
 def _simulated(request: SimulationRequest, source: str) -> SimulationResult:

@@ -48,6 +48,12 @@ def errors(job: RLJob, gpus: Sequence[Gpu]) -> list[str]:
             f"spec.trainer.nodes: {job.spec.trainer.nodes} nodes are requested, and this is one machine; set nodes: 1, "
             "and processesPerNode for more processes"
         )
+    lines += [
+        f"spec.rollouts[{i}].hosts: an engine on {pool.hosts} hosts is requested, and this is one machine; set "
+        "hosts: 1, and parallelism for the GPUs of this machine"
+        for i, pool in enumerate(job.spec.rollouts)
+        if pool.hosts > 1
+    ]
     lines += gpu_assignment.problems(job, gpus)
     for path, service in job.spec.services.items():
         if not service.served_by_rljob and service.url is None and service.local is None:

@@ -41,16 +41,16 @@ def predict(job: RLJob, speeds: Speeds, devices: int, steps: int) -> tuple[list[
         ValueError: the job cannot be simulated, or there is no split, or all are too slow.
     """
     pool = training_pool(job)
-    largest = (devices - 1) // pool.devices
+    each = pool.parallelism.workers
+    largest = (devices - 1) // each
     if largest < 1:
         raise ValueError(
-            f"--gpus is {devices}: one engine needs {pool.devices} and the trainer at least 1; give at least "
-            f"{pool.devices + 1}"
+            f"--gpus is {devices}: one engine needs {each} and the trainer at least 1; give at least {each + 1}"
         )
     if largest > MOST_ENGINES:
         raise ValueError(
             f"--gpus is {devices}: with one GPU of the trainer there are {largest} engines, and a pool has at most "
-            f"{MOST_ENGINES}; give at most {(MOST_ENGINES + 1) * pool.devices}"
+            f"{MOST_ENGINES}; give at most {(MOST_ENGINES + 1) * each}"
         )
     limit = job.spec.weight_sync.timeout_seconds
     if speeds.engine.weight_update_seconds > limit:
@@ -60,13 +60,13 @@ def predict(job: RLJob, speeds: Speeds, devices: int, steps: int) -> tuple[list[
         )
     found: dict[int, SplitPrediction | SlowSplit] = {}
     for engines in _spread(1, largest):
-        found[engines] = predict_split(job, speeds, engines, devices - engines * pool.devices, steps)
+        found[engines] = predict_split(job, speeds, engines, devices - engines * each, steps)
     best = best_split(list(found.values())).engines
     below = max((n for n in found if n < best), default=best)
     above = min((n for n in found if n > best), default=best)
     for engines in _spread(below, above):
         if engines not in found:
-            found[engines] = predict_split(job, speeds, engines, devices - engines * pool.devices, steps)
+            found[engines] = predict_split(job, speeds, engines, devices - engines * each, steps)
     splits = [found[engines] for engines in sorted(found)]
     return (
         [split for split in splits if isinstance(split, SplitPrediction)],

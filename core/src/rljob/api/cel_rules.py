@@ -13,6 +13,8 @@ from rljob.api.backend_checks import INDIVISIBLE, UNSUPPORTED
 from rljob.api.cel_algorithm_rules import algorithm_rules
 from rljob.api.cel_rule import CelRule, at_most_one_of, escaped
 from rljob.api.cel_task_rules import builtin_reward_rules, location_rules, task_rules
+from rljob.api.engine_hosts import ENGINE, ON_CPU, REPLICAS_OF_MODEL, UNEVEN_HOSTS
+from rljob.api.engine_registry import spanning_engines
 from rljob.api.kubernetes import GPUS, PROFILE_ON_CPU, WITH_QUEUES
 from rljob.api.replica_checks import ELASTIC, NO_QUEUE, NO_QUEUES
 
@@ -197,6 +199,7 @@ def _settings() -> Iterator[CelRule]:
     )
     yield from _schedule()
     yield from _backends()
+    yield from _hosts()
     for owner in ("network", "rewards[]", "environments[]"):
         yield CelRule(
             f"spec.{owner}.egress",
@@ -285,6 +288,22 @@ def _backends() -> Iterator[CelRule]:
         INDIVISIBLE,
         ".parallelism",
     )
+
+
+def _hosts() -> Iterator[CelRule]:
+    """Yield the rules of :mod:`rljob.api.engine_hosts`."""
+    engines = ", ".join(f"'{name}'" for name in spanning_engines())
+    for condition, message, field in (
+        (f"self.engine in [{engines}]", ENGINE, ".hosts"),
+        ("self.accelerator.kind != 'cpu'", ON_CPU, ".hosts"),
+        ("self.parallelism.data == 1", REPLICAS_OF_MODEL, ".parallelism.data"),
+        (
+            "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data % self.hosts == 0",
+            UNEVEN_HOSTS,
+            ".hosts",
+        ),
+    ):
+        yield CelRule("spec.rollouts[]", f"self.hosts == 1 || {condition}", message, field)
 
 
 def _fabric() -> Iterator[CelRule]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 SHORTEST_ABBREVIATION = len("--m")
 ONE_POD = "an engine runs in one pod"
+BY_RAY = "rljob connects the hosts of an engine by Ray"
 ONE_WORKER = "this engine has one worker; raise replicas"
 
 
@@ -27,6 +28,7 @@ class Engine:
             A trailing star matches any suffix.
         cpu_cache_bytes: size of the KV cache on a machine without a GPU if `kvCacheBytes` is not set.
         serves_models: whether the adapter is a :class:`rljob.rollout.adapters.base.ServingAdapter`, for frozen pools.
+        spans_hosts: whether an engine may have several pods, which Ray connects.
     """
 
     adapter: str
@@ -34,6 +36,7 @@ class Engine:
     governed: Mapping[str, str] = field(default_factory=dict)
     cpu_cache_bytes: int = 0
     serves_models: bool = False
+    spans_hosts: bool = False
 
 
 ENGINES: Mapping[str, Engine] = {
@@ -44,8 +47,8 @@ ENGINES: Mapping[str, Engine] = {
             "--api-server-count": "every engine has one server",
             "--config": "write the arguments themselves",
             "--data-parallel-size": "set parallelism.data",
-            "--data-parallel-*": ONE_POD,
-            "--distributed-executor-backend": "the workers are processes of one pod",
+            "--data-parallel-*": "the replicas of an engine are in one pod",
+            "--distributed-executor-backend": "set hosts",
             "--dtype": "set dtype",
             "--enable-chunked-prefill": "rljob decides by the device",
             "--enable-scale-out": "always on",
@@ -59,10 +62,10 @@ ENGINES: Mapping[str, Engine] = {
             "--model": "set model",
             "--disable-log-stats": "always on",
             "--disable-uvicorn-access-log": "always on",
-            "--headless": ONE_POD,
+            "--headless": BY_RAY,
             "--max-num-batched-tokens": "rljob decides by the device",
             "--middleware": "rljob's own middleware authenticates requests",
-            "--nnodes": ONE_POD,
+            "--nnodes": BY_RAY,
             "--no-disable-*": "rljob sets it",
             "--no-enable-chunked-prefill": "rljob decides by the device",
             "--no-enable-scale-out": "always on",
@@ -89,6 +92,7 @@ ENGINES: Mapping[str, Engine] = {
         },
         cpu_cache_bytes=256 << 20,
         serves_models=True,
+        spans_hosts=True,
     ),
     "sglang": Engine(
         "rljob.rollout.adapters.sglang.sglang_adapter:SglangAdapter",
@@ -163,6 +167,11 @@ def cpu_cache_bytes(engine: str) -> int:
 def serves_models(engine: str) -> bool:
     """Return whether an engine can serve a model to rewards. Of a user's own adapter the agent's preflight decides."""
     return engine not in ENGINES or ENGINES[engine].serves_models
+
+
+def spanning_engines() -> list[str]:
+    """Return the names of the engines that may have several hosts."""
+    return [name for name, engine in ENGINES.items() if engine.spans_hosts]
 
 
 def refused(engine: str, args: Sequence[str]) -> Iterator[str]:

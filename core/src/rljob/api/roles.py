@@ -289,8 +289,9 @@ class Rollout(Model):
     """Name of an entry of `models`. `policy`: the engines sample from the trained model and get its weights. Another
     name makes a frozen pool: its engines serve that model to rewards and loops, get no weights and no samples."""
     engine: Annotated[Annotated[str, Extension(ENGINES)], Field(description=engine_docs())] = "vllm"
-    hosts: Annotated[int, Field(ge=1, le=1024), FieldMeta(unsupported=True)] = 1
-    """Pods of one engine."""
+    hosts: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Pods of one engine, each with an equal share of its workers. More than one needs `engine: vllm`, GPUs, and
+    KubeRay in the cluster, which connects them by Ray; `rljob run` refuses it."""
     parallelism: EngineParallelism = EngineParallelism()
     """Parallelism of an engine. Each of its workers receives the weights and loads its part of them."""
     accelerator: Accelerator = Accelerator()

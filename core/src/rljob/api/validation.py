@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rljob.api.algorithm_checks import algorithm_problems
 from rljob.api.backend_checks import backend_problems
+from rljob.api.engine_hosts import host_problems
 from rljob.api.engine_registry import refused
 from rljob.api.environments import ENVIRONMENTS, EnvironmentKind
 from rljob.api.frozen_pools import frozen_pool_problems
@@ -300,6 +301,8 @@ def _rollouts(spec: RLJobSpec) -> Iterator[str]:
     for i, rollout in enumerate(spec.rollouts):
         for refusal in refused(rollout.engine, rollout.args):
             yield f"rollouts[{i}].{refusal}"
+        for problem in host_problems(rollout):
+            yield f"rollouts[{i}].{problem}"
         for j, task in enumerate(() if rollout.frozen else spec.tasks):
             if task.sampling.max_tokens >= rollout.max_model_length:
                 yield (

@@ -1,7 +1,8 @@
 """Roles that run as Deployments: services of rewards and environments, the runner, pools of engines.
 
 A service with a url runs outside the job and has no objects. A pool has two Deployments: the minimum of engines, which
-belongs to the gang, and the elastic engines that the RLJobScale requests in addition.
+belongs to the gang, and the elastic engines that the RLJobScale requests in addition. If an engine spans hosts, the
+pool has a RayCluster for each engine instead (:mod:`rljob.manifests.ray_clusters`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from rljob.api.pod_models import PORT, PORT_NAME
 from rljob.api.roles import Environment, Reward, Rollout
 from rljob.manifests.coordinator import RESOURCES
 from rljob.manifests.gang import ELASTIC, GANG, membership
-from rljob.manifests.hashes import of_pods
+from rljob.manifests.hashes import digest, of_pods
 from rljob.manifests.inputs import Object
 from rljob.manifests.names import role_name
 from rljob.manifests.pods import PodSettings, file_probes, http_probes, pod_template, service_url, socket_probes
+from rljob.manifests.ray_clusters import HEAD, NODE_TYPE, ray_cluster
 from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
 from rljob.manifests.replica_scale import scale
 from rljob.manifests.resources import gang_affinity, lost_node_tolerations, resources, tier_label
@@ -109,12 +111,17 @@ def service(ctx: RenderContext, kind: ServiceKind, entry: Reward | Environment) 
     return RenderedRole(role.name, role.kind, role.hash, objects, desired=replicas)
 
 
-def _service_of(ctx: RenderContext, role: RoleKey, name: str, fields: Mapping[str, str] | None = None) -> Object:
-    """Return a Service of the ready pods of a role."""
+def _service_of(
+    ctx: RenderContext,
+    role: RoleKey,
+    name: str,
+    fields: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Object:
+    """Return a Service of the ready pods of a role; of those with ``labels``, if given."""
     ports = [{"name": PORT_NAME, "port": PORT, "targetPort": PORT, "protocol": "TCP"}]
-    return ctx.object(
-        role, "Service", name, {"spec": {"selector": ctx.selector(role), "ports": ports, **(fields or {})}}
-    )
+    selector = {**ctx.selector(role), **(labels or {})}
+    return ctx.object(role, "Service", name, {"spec": {"selector": selector, "ports": ports, **(fields or {})}})
 
 
 def _replicas_name(ctx: RenderContext, kind: ServiceKind, entry: Reward | Environment) -> str:
@@ -192,23 +199,49 @@ def runner(ctx: RenderContext) -> RenderedRole:
 
 
 def rollout(ctx: RenderContext, pool: Rollout) -> RenderedRole:
-    """Return the role of a pool."""
+    """Return the role of a pool. It has a Deployment for each tier of its engines, or, if an engine spans hosts, a
+    RayCluster for each engine."""
     role = ctx.role_key("rollout", pool.name, own=of_pods(pool), reads_models=True)
     total = replicas_of(ctx, role, pool.replicas)
     minimum = min(total, pool.replicas.min)
-    objects = [_pool_deployment(ctx, role, pool, GANG, minimum)]
+    of_tier = _pool_deployment if pool.hosts == 1 else _pool_ray_clusters
+    objects = of_tier(ctx, role, pool, GANG, minimum)
     if pool.replicas.max is not None and pool.replicas.max > pool.replicas.min:
-        objects.append(_pool_deployment(ctx, role, pool, ELASTIC, total - minimum))
+        objects += of_tier(ctx, role, pool, ELASTIC, total - minimum)
     if pool.frozen:
-        headless = _service_of(ctx, role, _pool_replicas(ctx, pool), {"clusterIP": "None"})
-        objects = [_service_of(ctx, role, ctx.name(role.name)), headless, *objects]
-    objects += [disruption_budget(ctx, role), *scale(ctx, role, pool.replicas, pool.autoscaling, target=1)]
-    return RenderedRole(role.name, role.kind, role.hash, tuple(objects), desired=total)
+        of_head = {NODE_TYPE: HEAD} if pool.hosts > 1 else {}
+        headless = _service_of(ctx, role, _pool_replicas(ctx, pool), {"clusterIP": "None"}, of_head)
+        objects = [_service_of(ctx, role, ctx.name(role.name), labels=of_head), headless, *objects]
+    budget = disruption_budget(ctx, role) if pool.hosts == 1 else _host_budget(ctx, role, pool, total)
+    objects += [budget, *scale(ctx, role, pool.replicas, pool.autoscaling, target=1)]
+    return RenderedRole(role.name, role.kind, role.hash, tuple(objects), desired=total, hosts=pool.hosts)
 
 
-def _pool_deployment(ctx: RenderContext, role: RoleKey, pool: Rollout, which: str, replicas: int) -> Object:
+def _host_budget(ctx: RenderContext, role: RoleKey, pool: Rollout, engines: int) -> Object:
+    """Return the disruption budget of engines that span hosts: one pod at a time, like that of other engines.
+
+    Kubernetes does not know the desired number of such pods. A hash of its own: the number changes with the replicas.
+    """
+    least = engines * pool.hosts - 1
+    return disruption_budget(ctx, RoleKey(role.kind, digest("PodDisruptionBudget", least), role.entry), least)
+
+
+def _pool_ray_clusters(ctx: RenderContext, role: RoleKey, pool: Rollout, which: str, engines: int) -> list[Object]:
+    """Return a RayCluster for each engine of a tier. The operator gives the names of those that replace others."""
+    pod, base = _pool_pod(ctx, role, pool, which), _tier_name(role, which)
+    return [
+        ray_cluster(ctx, role, pool, ctx.name(*base, str(number)), pod, tier_label(which)) for number in range(engines)
+    ]
+
+
+def _tier_name(role: RoleKey, which: str) -> list[str]:
+    return [role.name, *([ELASTIC] if which == ELASTIC else [])]
+
+
+def _pool_pod(ctx: RenderContext, role: RoleKey, pool: Rollout, which: str) -> PodSettings:
+    """Return the settings of a pod with an engine."""
     requested, member = resources(ctx, pool, pool.devices), membership(ctx, role, which)
-    pod = PodSettings(
+    return PodSettings(
         role,
         image=image_of(pool.engine),
         command=["python", "-m", "rljob.rollout.main"],
@@ -230,5 +263,8 @@ def _pool_deployment(ctx: RenderContext, role: RoleKey, pool: Rollout, which: st
         template=pool.template,
         inherited=requested.template,
     )
-    name = ctx.name(role.name, *([ELASTIC] if which == ELASTIC else []))
-    return deployment(ctx, role, name, replicas, pod_template(ctx, pod), tier_label(which))
+
+
+def _pool_deployment(ctx: RenderContext, role: RoleKey, pool: Rollout, which: str, replicas: int) -> list[Object]:
+    template = pod_template(ctx, _pool_pod(ctx, role, pool, which))
+    return [deployment(ctx, role, ctx.name(*_tier_name(role, which)), replicas, template, tier_label(which))]

@@ -30,7 +30,7 @@ from rljob.manifests.model_downloads import (
 )
 from rljob.manifests.names import claim_name, dns_name, secret_name
 from rljob.manifests.render_context import RenderContext, RoleKey, Volume
-from rljob.protocol.environment import ACCELERATOR
+from rljob.protocol.environment import ACCELERATOR, RAY_TOKEN_FILE
 
 JOB_DIRECTORY = "/etc/rljob/job"
 TOKEN_DIRECTORY = "/etc/rljob/token"
@@ -41,6 +41,7 @@ TOKEN_FILES = {
     "RLJOB_ENVIRONMENT_TOKEN_FILE": "environment-token",
     "RLJOB_POOL_TOKEN_FILE": "pool-token",
     "RLJOB_TOKENS": "tokens.json",
+    RAY_TOKEN_FILE: "ray-token",
 }
 """Variable of a pod → the file in TOKEN_DIRECTORY that it names."""
 GRACE_SECONDS = 30

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob.api.algorithm_functions import FUNCTIONS
+from rljob.api.engine_hosts import ON_CPU
 from rljob.api.engine_registry import image_of
 from rljob.api.model_address import is_remote
 from rljob.api.models import RLJob
@@ -31,9 +32,11 @@ def problems(job: RLJob, cluster: Cluster | None = None) -> list[str]:
         *_pools(job),
         *_host_network(job),
         *_processes(job),
+        *_ray_commands(job),
         *_transport(job),
         *(_gang(job, cluster) if cluster is not None else ()),
         *(unknown_profiles(job, cluster.accelerator_profiles) if cluster is not None else ()),
+        *(_hosts_on_cpu(job) if cluster is not None and cluster.accelerator == "cpu" else ()),
     ]
 
 
@@ -51,6 +54,13 @@ def _gang(job: RLJob, cluster: Cluster) -> Iterator[str]:
             f"spec.scheduling.gang.provider: kueue admits at most {MOST_POD_SETS} roles, and the job has {roles}; use "
             "fewer pools, rewards and environments, or another provider"
         )
+
+
+def _hosts_on_cpu(job: RLJob) -> Iterator[str]:
+    """Check the hosts of engines in a cluster where `accelerator: {kind: auto}` means CPU."""
+    for i, pool in enumerate(job.spec.rollouts):
+        if pool.hosts > 1 and pool.accelerator.kind == "auto" and pool.accelerator.profile is None:
+            yield f"spec.rollouts[{i}].hosts: {ON_CPU}"
 
 
 def _transport(job: RLJob) -> Iterator[str]:
@@ -171,6 +181,17 @@ def _processes(job: RLJob) -> Iterator[str]:
                 yield (
                     f"spec.{field}.template.spec.{shared}: the probes of this role need a process namespace of "
                     "its own for the container; remove it"
+                )
+
+
+def _ray_commands(job: RLJob) -> Iterator[str]:
+    """Check that a template does not replace the commands of an engine that spans hosts: its pods have two."""
+    for i, pool in enumerate(job.spec.rollouts):
+        for field in ("command", "args"):
+            if pool.hosts > 1 and main_container(pool.template).get(field) is not None:
+                yield (
+                    f"spec.rollouts[{i}].template: {field} of container {MAIN} would replace the different commands of "
+                    "the pods of an engine that spans hosts; remove it"
                 )
 
 

@@ -21,9 +21,10 @@ from rljob.manifests.names import secret_name
 from rljob.manifests.network import network
 from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
 
-TOKEN_ROLES = ("trainer", "agent", "runner", "reward", "environment", "pool")
+TOKEN_ROLES = ("trainer", "agent", "runner", "reward", "environment", "pool", "ray")
 """Roles with their own token. Each role is a key of the Secret; a pod mounts its own key, a runner also ``reward`` and
-``environment``, and a reward also ``pool``: the tokens that they send to these services."""
+``environment``, and a reward also ``pool``: the tokens that they send to these services. ``ray``: of the connections of
+Ray inside an engine that spans hosts."""
 ALL_TOKENS = "coordinator"
 """Key of the Secret: JSON of role → token, for the coordinator, of the roles that connect to it."""
 CLIENT_ROLES = ("trainer", "agent", "runner")

@@ -46,7 +46,9 @@ class RenderedRole:
     hash: str
     objects: tuple[Object, ...]
     desired: int = 0
-    """Desired pods; 0 for roles without pods."""
+    """Desired pods, of a pool engines; 0 for roles without pods."""
+    hosts: int = 1
+    """Pods of one engine of a pool."""
 
 
 @dataclass(frozen=True)
