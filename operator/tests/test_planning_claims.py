@@ -25,7 +25,7 @@ class Jobspace:
 
     def __init__(self):
         self.jobs = Cache(RLJOBS, read_job)
-        kinds = ("Deployment", "StatefulSet", "Job")
+        kinds = ("Deployment", "StatefulSet", "Job", "RayCluster")
         self.children = {kind: Cache(BY_KEY[kind], child_reader(kind)) for kind in kinds}
         self._read = DecodedJobs()
 

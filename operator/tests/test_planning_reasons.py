@@ -9,6 +9,7 @@ FROZEN = {
     "ConfigurationError",
     "ContainerCreateFailed",
     "DeadlineExceeded",
+    "EngineReplaced",
     "Evaluating",
     "Failed",
     "Finishing",

@@ -181,6 +181,8 @@ class World:
     def make_pods(self) -> None:
         """Have every workload's pods made, and those it has no more removed."""
         for (kind, name), child in sorted(self.children.items()):
+            if kind == "RayCluster":
+                self._make_ray_pods(child)
             if kind not in ("Deployment", "StatefulSet", "Job"):
                 continue
             spec = child.body["spec"]
@@ -309,12 +311,32 @@ class World:
             before.body.update(copy.deepcopy(each) | {"status": status})
             put(before.metadata, generation=before.metadata.generation + 1)
 
-    def _make_pod(self, workload: str, child: Child) -> None:
-        template = child.body["spec"]["template"]
+    def _make_ray_pods(self, child: Child) -> None:
+        """Make the pods that KubeRay makes; it replaces those that are missing."""
+        spec = child.body["spec"]
+        mine = [pod for pod in self.pods.values() if pod.metadata.labels.get("owner") == child.metadata.uid]
+        (workers,) = spec["workerGroupSpecs"]
+        for kind, group, count in (("head", spec["headGroupSpec"], 1), ("worker", workers, workers["replicas"])):
+            there = sum(pod.metadata.labels["ray.io/node-type"] == kind for pod in mine)
+            for _ in range(count - there):
+                labels = {"ray.io/cluster": child.metadata.name, "ray.io/node-type": kind}
+                self._make_pod(f"{child.metadata.name}-{kind}", child, group["template"], labels)
+
+    def provisioned(self) -> None:
+        """Have KubeRay say that all pods of the RayClusters have been ready."""
+        said = {"type": "RayClusterProvisioned", "status": "True", "lastTransitionTime": instant(self.now)}
+        for (kind, _), child in self.children.items():
+            if kind == "RayCluster":
+                child.body.setdefault("status", {}).setdefault("conditions", [said])
+
+    def _make_pod(
+        self, workload: str, child: Child, template: Any = None, more_labels: dict[str, str] | None = None
+    ) -> None:
+        template = template or child.body["spec"]["template"]
         uid = self._uid()
-        labels = {**template["metadata"]["labels"], "owner": child.metadata.uid}
+        labels = {**template["metadata"]["labels"], "owner": child.metadata.uid, **(more_labels or {})}
         kind = "ReplicaSet" if child.kind == "Deployment" else child.kind
-        owner = OwnerReference(kind, workload, child.metadata.uid, controller=True)
+        owner = OwnerReference(kind, child.metadata.name, child.metadata.uid, controller=True)
         meta = Meta(
             f"{workload}-{uid}",
             "default",

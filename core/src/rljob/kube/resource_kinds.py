@@ -20,21 +20,28 @@ class Resource:
     kind: str
     pods: bool = False
     """Whether the kind is a workload: a controller creates pods for it."""
-    optional: bool = False
-    """Whether a cluster may lack the kind, because another project or a feature gate adds it."""
+    project: str = ""
+    """What installs the kind, which a cluster may lack; empty: the kind is always there."""
+    shared_name: bool = False
+    """Whether kinds of other groups have the same name."""
     versions: tuple[str, ...] = ()
     """Versions with the same fields, of which a cluster may serve only one; the first that it serves is used. Empty:
     ``version`` alone."""
 
     @property
+    def optional(self) -> bool:
+        """Whether a cluster may lack the kind, because another project or a feature gate adds it."""
+        return bool(self.project)
+
+    @property
     def key(self) -> str:
-        """Name of the kind in the operator. Kinds of other projects have the same name: it contains their group."""
-        return f"{self.kind}.{self.group}" if self.optional else self.kind
+        """Name of the kind in the operator."""
+        return f"{self.kind}.{self.group}" if self.shared_name else self.kind
 
     @property
     def metric_label(self) -> str:
         """Value of the label `resource` of metrics."""
-        return f"{self.plural}.{self.group}" if self.optional else self.plural
+        return f"{self.plural}.{self.group}" if self.shared_name else self.plural
 
     @property
     def api_version(self) -> str:

@@ -22,6 +22,8 @@ ROLE_HASH = "rljob.dev/role-hash"
 """Annotation: hash of the manifest fields that the role's pods depend on."""
 RENDERED_HASH = "rljob.dev/rendered-hash"
 """Annotation: hash of the rendered object."""
+RESTARTS = "rljob.dev/restarts"
+"""Annotation of a RayCluster: failures of the engines that it replaces, minus those that time has offset."""
 SPEC_HASH = "rljob.dev/spec-hash"
 """Annotation of a claim: hash of the immutable fields. A later job of the same name reuses a retained claim only if the
 hashes are equal."""

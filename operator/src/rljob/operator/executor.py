@@ -433,10 +433,8 @@ async def _all(do: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
 
 def missing_type(key: str) -> str:
     """Return the message about a type that a cluster lacks."""
-    remedy = "install its project"
-    if key == NATIVE_POD_GROUPS.key:
-        remedy = "enable the feature gates GenericWorkload and GangScheduling of Kubernetes, and its API group version"
-    return f"the cluster has no type {key}; {remedy}"
+    verb = "enable" if key == NATIVE_POD_GROUPS.key else "install"
+    return f"the cluster has no type {key}; {verb} {BY_KEY[key].project}"
 
 
 def _body(rendered: Object, resource: Resource) -> Object:

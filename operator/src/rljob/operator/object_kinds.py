@@ -63,18 +63,27 @@ CLAIM = "PersistentVolumeClaim"
 SCALE = "RLJobScale"
 """Its replicas are set by the operator at creation only; afterwards they belong to autoscalers and users."""
 NATIVE_POD_GROUPS = Resource(
-    NATIVE_GROUP, NATIVE_VERSION, "podgroups", "PodGroup", optional=True, versions=("v1beta1", NATIVE_VERSION)
+    NATIVE_GROUP,
+    NATIVE_VERSION,
+    "podgroups",
+    "PodGroup",
+    project="the feature gates GenericWorkload and GangScheduling of Kubernetes, and its API group version",
+    shared_name=True,
+    versions=("v1beta1", NATIVE_VERSION),
 )
-KUEUE_WORKLOADS = Resource(KUEUE_GROUP, KUEUE_VERSION, "workloads", "Workload", optional=True)
+KUEUE_WORKLOADS = Resource(KUEUE_GROUP, KUEUE_VERSION, "workloads", "Workload", project="Kueue", shared_name=True)
 GANG_CHILDREN = (
     NATIVE_POD_GROUPS,
-    Resource(VOLCANO_GROUP, VOLCANO_VERSION, "podgroups", "PodGroup", optional=True),
-    Resource(COSCHEDULING_GROUP, COSCHEDULING_VERSION, "podgroups", "PodGroup", optional=True),
+    Resource(VOLCANO_GROUP, VOLCANO_VERSION, "podgroups", "PodGroup", project="Volcano", shared_name=True),
+    Resource(
+        COSCHEDULING_GROUP, COSCHEDULING_VERSION, "podgroups", "PodGroup", project="scheduler-plugins", shared_name=True
+    ),
     KUEUE_WORKLOADS,
 )
 """Kinds that describe the gang of a job, one for each provider."""
 OPTIONAL_CHILDREN = (
-    Resource("keda.sh", "v1alpha1", "scaledobjects", "ScaledObject", optional=True),
+    Resource("keda.sh", "v1alpha1", "scaledobjects", "ScaledObject", project="KEDA"),
+    Resource("ray.io", "v1", "rayclusters", "RayCluster", pods=True, project="KubeRay"),
     *GANG_CHILDREN,
 )
 """Kinds of a job's objects that another project or a feature gate adds."""

@@ -15,23 +15,25 @@ from rljob.api.kubernetes import GangProvider
 from rljob.api.models import RLJob
 from rljob.manifests.gang import gang_provider
 from rljob.manifests.inputs import Cluster, Flavor, RenderTarget
-from rljob.manifests.names import ATTEMPT, ROLE, role_name
+from rljob.manifests.names import ATTEMPT, RESTARTS, ROLE, role_name
 from rljob.manifests.render_context import RenderedRole
 from rljob.operator.api_types import Child, ObjectCondition, OwnerReference, Pod
 from rljob.operator.plan import Observed, Ref
 
-WORKLOADS = frozenset({"Deployment", "StatefulSet", "Job"})
+RAY_CLUSTER = "RayCluster"
+WORKLOADS = frozenset({"Deployment", "StatefulSet", "Job", RAY_CLUSTER})
 """Kinds with pods."""
 RETAINED_KINDS = frozenset({"PersistentVolumeClaim", "Secret"})
 """Kinds that only a user or the deletion of the job removes."""
+MOST_RESTARTS = 1e6
 DISRUPTED = "DisruptionTarget"
 """Condition of a pod that was terminated by a disruption: evicted, preempted, or on a lost node."""
 
 
 @dataclass(frozen=True)
 class JobView:
-    """A job at one moment. ``pods``: role → its pods without those with a deletionTimestamp, and without pods of other
-    attempts of the trainer."""
+    """A job at one moment. ``pods``: role → its pods without those with a deletionTimestamp, without pods of other
+    attempts of the trainer, and without those whose RayCluster is deleted."""
 
     observed: Observed
     job: RLJob
@@ -86,8 +88,15 @@ def observe(
         cluster, meta.namespace, meta.uid, attempt.number, wanted, flavors, priority=observed.priority
     )
     roles = render(job, context)
-    pods, gang = pods_by_role(observed.pods, attempt.number), gang_provider(job, cluster)
+    pods, gang = pods_by_role(_without_orphans(observed), attempt.number), gang_provider(job, cluster)
     return JobView(observed, job, attempt, roles, wanted, pods, gang, gives_back)
+
+
+def _without_orphans(observed: Observed) -> list[Pod]:
+    """Return the pods without those of deleted RayClusters, which the garbage collector has not deleted yet."""
+    present = {child.metadata.uid for child in workloads(observed) if child.kind == RAY_CLUSTER}
+    owners = ((pod, controller(pod)) for pod in observed.pods)
+    return [pod for pod, owner in owners if owner is None or owner.kind != RAY_CLUSTER or owner.uid in present]
 
 
 def wanted_replicas(job: RLJob, scales: Mapping[str, int]) -> dict[str, int]:
@@ -106,12 +115,12 @@ def wanted_replicas(job: RLJob, scales: Mapping[str, int]) -> dict[str, int]:
 
 
 def _present_replicas(observed: Observed) -> dict[str, int]:
-    """Return role → replicas of its Deployments: the desired pods while the role's RLJobScale is missing (it was
-    deleted or has lost its label)."""
+    """Return role → replicas of its Deployments, or number of its RayClusters: the desired pods or engines while the
+    role's RLJobScale is missing (it was deleted or has lost its label)."""
     found: dict[str, int] = {}
     for (kind, _), child in observed.children.items():
-        if kind == "Deployment" and child.metadata.deletion_timestamp is None:
-            replicas = int(child.body.get("spec", {}).get("replicas", 1))
+        if kind in ("Deployment", RAY_CLUSTER) and child.metadata.deletion_timestamp is None:
+            replicas = 1 if kind == RAY_CLUSTER else int(child.body.get("spec", {}).get("replicas", 1))
             found[role_of(child)] = found.get(role_of(child), 0) + replicas
     return found
 
@@ -159,6 +168,15 @@ def workloads(observed: Observed) -> list[Child]:
         for ref in sorted(observed.children)
         if ref[0] in WORKLOADS and observed.children[ref].metadata.deletion_timestamp is None
     ]
+
+
+def restarts_before(cluster: Child) -> float:
+    """Return the restarts that a RayCluster has taken over from those that it replaces; 0 if another client wrote
+    something else there."""
+    try:
+        return max(0.0, min(float(cluster.metadata.annotations.get(RESTARTS, "0")), MOST_RESTARTS))
+    except ValueError:
+        return 0.0
 
 
 def deletion(child: Child) -> tuple[Ref, str]:

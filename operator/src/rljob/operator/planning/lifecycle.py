@@ -20,6 +20,7 @@ from rljob.operator.planning import (
     initializer_stage,
     kueue_admission,
     lost_nodes,
+    ray_engines,
     readiness,
     reasons,
     replica_decision,
@@ -32,6 +33,7 @@ from rljob.operator.planning import (
 )
 from rljob.operator.planning.initializer_stage import InitializerStage
 from rljob.operator.planning.job_view import (
+    RAY_CLUSTER,
     RETAINED_KINDS,
     WORKLOADS,
     JobView,
@@ -246,6 +248,7 @@ def _requeue_for_late_pods(builder: PlanBuilder, view: JobView, stage: Initializ
     for left in stalled(builder.observed.pods, builder.observed.children, builder.now, named).values():
         builder.requeue_after(left if left > 0 else ASK_SECONDS)
     late = view.workloads(TRAINER) if not view.pods.get(TRAINER) else []
+    late += ray_engines.clusters_without_pods(view)
     if stage.problem is not None:
         late += view.workloads(INITIALIZER)
     for child in late:
@@ -265,10 +268,12 @@ def _select_objects(
     children, foreign = builder.observed.children, builder.observed.foreign
     replaced = (stage.remove.kind, stage.remove.metadata.name) if stage.remove is not None else None
     started = any(ref[0] in WORKLOADS for ref in children)
-    held = scale.drain(builder, view)
     withheld = {*withheld, *gang_placement.withheld(builder, view)}
     trainer_due = trainer_due and not gang_placement.waits_for_engines(view)
     gang_placement.requeue(builder, view)
+    unneeded = ray_engines.leaving(builder, view) if stage.done else []
+    heads = [each.head.metadata.name for each in unneeded if each.head is not None]
+    held, draining = scale.drain(builder, view, heads)
     rendered = set()
     for role in view.roles:
         waits = (role.desired > 0 or role.kind == GROUP) and role.kind != INITIALIZER and not stage.done
@@ -280,6 +285,8 @@ def _select_objects(
                 builder.needed.append(ref)
             if waits or over:
                 continue
+            if ref[0] == RAY_CLUSTER:
+                continue  # ray_engines.select() chooses them and their names
             if ref == replaced or ref in withheld:
                 continue  # the old Job is deleted first; the claim of another run is not changed
             if ref[0] in WORKLOADS and blocked and ref not in children and ref not in foreign:
@@ -301,9 +308,11 @@ def _select_objects(
         children[ref]
         for ref in sorted(children)
         if ref not in rendered
-        and ref[0] not in RETAINED_KINDS
+        and ref[0] not in {*RETAINED_KINDS, RAY_CLUSTER}
         and not (ref[0] == "Deployment" and ref[1] in held)
         and children[ref].metadata.deletion_timestamp is None
     )
+    if stage.done:
+        builder.desired += ray_engines.select(builder, view, unneeded, draining, blocked)
     if stage.remove is not None:
         builder.delete([stage.remove])

@@ -45,5 +45,6 @@ RUN_FAILED = "RunFailed"
 
 # Events besides transitions
 TRAINER_RESTARTED = "TrainerRestarted"
+ENGINE_REPLACED = "EngineReplaced"
 SCALED_OUT = "ScaledOut"
 SCALED_IN = "ScaledIn"

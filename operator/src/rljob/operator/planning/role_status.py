@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from rljob.api.job_status import ReadyCounts, RLJobStatus, RoleStatus
 from rljob.manifests.gang import WITH_POD_GROUP
-from rljob.manifests.names import role_name
+from rljob.manifests.names import ROLE_HASH, role_name
 from rljob.manifests.render_context import RenderedRole
 from rljob.operator.api_types import Child, Pod
-from rljob.operator.planning import pod_diagnosis, reasons
+from rljob.operator.planning import pod_diagnosis, ray_engines, reasons
 from rljob.operator.planning.container_exits import (
     CONFIGURATION_ERROR,
     describe,
@@ -20,7 +20,16 @@ from rljob.operator.planning.container_exits import (
     newest_end,
     with_log_end,
 )
-from rljob.operator.planning.job_view import JobView, alive, has_node, is_ready, least_replicas
+from rljob.operator.planning.job_view import (
+    RAY_CLUSTER,
+    JobView,
+    alive,
+    controller,
+    has_node,
+    is_ready,
+    least_replicas,
+    restarts_before,
+)
 from rljob.operator.planning.pod_diagnosis import PodProblem
 from rljob.operator.planning.timestamps import age
 from rljob.operator.planning.trainer import FORGIVENESS_SECONDS
@@ -68,13 +77,19 @@ def survey(view: JobView, before: RLJobStatus, waits_for: str = "") -> tuple[lis
             problem = RoleProblem(role.name, reasons.PODS_NOT_READY, waits_for, True)
         if problem is not None:
             problems.append(problem)
-        statuses.append(_status(role.name, pods, desired, problem.text if problem else "", earlier.get(role.name)))
+        ready = _ready(view, role)
+        before_role = earlier.get(role.name)
+        statuses.append(_status(role.name, pods, desired, problem.text if problem else "", before_role, ready))
     return statuses, problems
 
 
 def without_pods(before: RLJobStatus, pods: Mapping[str, Sequence[Pod]]) -> list[RoleStatus]:
     """Return the status of the roles of a job whose pods are all deleted, counting the remaining pods."""
-    return [_status(role.name, pods.get(role.name, ()), 0, "", role) for role in before.roles]
+    return [
+        _status(role.name, own, 0, "", role, sum(map(is_ready, own)))
+        for role in before.roles
+        for own in [pods.get(role.name, ())]
+    ]
 
 
 def ready_counts(roles: Sequence[RoleStatus]) -> ReadyCounts:
@@ -98,11 +113,12 @@ def problem_of(view: JobView, role: RenderedRole, desired: int, minimum: int) ->
     """Return why a role is not ready; None if all its pods are ready and up to date."""
     pods = view.pods.get(role.name, ())
     waiting = [pod for pod in pods if not is_ready(pod)]
-    ready = len(pods) - len(waiting)
+    ready = _ready(view, role)
     outdated = _outdated(view, role)
     if ready >= desired and not outdated:
         return None
     warnings = view.observed.warnings
+    essential, desired = ready < minimum or outdated, desired * role.hosts
     context = pod_diagnosis.DiagnosisContext(_claims(view), view.job.spec.storage.claim or "", warnings)
     pod_problems = [pod_diagnosis.of_pod(pod, context) for pod in waiting]
     if len(pods) < desired:
@@ -116,16 +132,39 @@ def problem_of(view: JobView, role: RenderedRole, desired: int, minimum: int) ->
         )
         restarts = role.kind == "trainer" and worst.state == pod_diagnosis.ENDED
         reason = reasons.TRAINER_RESTARTING if restarts else worst.reason
-        return RoleProblem(role.name, reason, text, ready < minimum or outdated)
+        return RoleProblem(role.name, reason, text, essential)
     reason = reasons.PODS_NOT_READY
-    if ready < desired:
-        text = f"{desired - ready} of {desired} {role.name} {_pods(desired)} not created yet"
+    if len(pods) < desired:
+        text = f"{desired - len(pods)} of {desired} {role.name} {_pods(desired)} not created yet"
         if late := _late_job(view, role.name):
             reason = reasons.PODS_FORBIDDEN
             text += f": refused, or a quota is used up; kubectl describe job {late.metadata.name} shows the reason"
+        if idle := _late_ray_cluster(view, role):
+            text += (
+                f": KubeRay has made no pods for RayCluster {idle}; check that its operator runs and watches the "
+                f"namespace (kubectl describe raycluster {idle})"
+            )
+    elif ended := next((each for each in ray_engines.engines(view, role) if each.end is not None), None):
+        assert ended.end is not None
+        text = f"an engine of {role.name} has ended and is replaced: {ended.end.why}"
     else:
         text = f"{role.name} {_pods(desired)} are being replaced: the manifest has changed"
-    return RoleProblem(role.name, reason, text, ready < minimum or outdated)
+    return RoleProblem(role.name, reason, text, essential)
+
+
+def _ready(view: JobView, role: RenderedRole) -> int:
+    """Return the ready pods of a role, of a pool the ready engines."""
+    if role.hosts > 1:
+        return sum(each.ready for each in ray_engines.engines(view, role))
+    return sum(map(is_ready, view.pods.get(role.name, ())))
+
+
+def _late_ray_cluster(view: JobView, role: RenderedRole) -> str:
+    """Return the name of a RayCluster of the role that has had no pods for long; empty if there is none."""
+    for each in ray_engines.engines(view, role):
+        if not each.pods and age(each.cluster.metadata.creation_timestamp, view.now) >= LATE_SECONDS:
+            return each.name
+    return ""
 
 
 def fatal(view: JobView) -> tuple[str, str] | None:
@@ -152,10 +191,18 @@ def fatal(view: JobView) -> tuple[str, str] | None:
                     reasons.CONFIGURATION_ERROR,
                     f"{name} rejects its configuration: {with_log_end(end)}",
                 )
-            if container.restart_count - lived(pod, end) / FORGIVENESS_SECONDS > most:
+            restarts = container.restart_count + _inherited_restarts(view, pod)
+            if restarts - lived(pod, end) / FORGIVENESS_SECONDS > most:
                 exceeded = f"exceeded spec.failurePolicy.maxRestarts ({most})"
                 return reasons.MAX_RESTARTS_EXCEEDED, f"{name} {exceeded}: {with_log_end(end)}"
     return None
+
+
+def _inherited_restarts(view: JobView, pod: Pod) -> float:
+    """Return the restarts of the engines that the pod's engine replaces; 0 for pods without a RayCluster."""
+    owner = controller(pod)
+    cluster = view.observed.children.get((RAY_CLUSTER, owner.name)) if owner is not None else None
+    return restarts_before(cluster) if cluster is not None and owner is not None and owner.kind == RAY_CLUSTER else 0.0
 
 
 def gang_waits(view: JobView) -> bool:
@@ -166,7 +213,7 @@ def gang_waits(view: JobView) -> bool:
             continue
         pods = alive(view.pods.get(role.name, ()))
         waiting = sum(_is_pending(view, pod) for pod in pods if pod.status.phase == "Pending")
-        minimum = minimums.get(role.name, role.desired)
+        minimum = minimums.get(role.name, role.desired) * role.hosts
         refused = len(pods) < minimum and _refused(view, role.name)
         if (waiting or refused) and len(pods) - waiting < minimum:
             return True
@@ -180,14 +227,16 @@ def _is_pending(view: JobView, pod: Pod) -> bool:
     return pod_diagnosis.of_pod(pod).state == "pending"
 
 
-def _status(name: str, pods: Sequence[Pod], desired: int, summary: str, before: RoleStatus | None) -> RoleStatus:
+def _status(
+    name: str, pods: Sequence[Pod], desired: int, summary: str, before: RoleStatus | None, ready: int
+) -> RoleStatus:
     before = before or RoleStatus(name=name, desired=0, ready=0)
     restarts = sum(container.restart_count for pod in pods for container in pod.status.container_statuses)
     end = newest_end(pods)
     return RoleStatus(
         name=name,
         desired=desired,
-        ready=sum(map(is_ready, pods)),
+        ready=ready,
         summary=summary[:MAX_TEXT_CHARACTERS],
         restarts=before.restarts + max(0, restarts - before.counted),
         counted=restarts,
@@ -207,8 +256,12 @@ def _pods(count: int) -> str:
 
 
 def _outdated(view: JobView, role: RenderedRole) -> bool:
-    """Return whether a Deployment or StatefulSet of the role has not rolled out its newest spec."""
-    return any(_behind(child) for child in view.workloads(role.name))
+    """Return whether a workload of the role has not rolled out its newest spec. A RayCluster never does: it is replaced
+    when the inputs of its role change."""
+    return any(
+        child.metadata.annotations.get(ROLE_HASH) != role.hash if child.kind == RAY_CLUSTER else _behind(child)
+        for child in view.workloads(role.name)
+    )
 
 
 def _behind(child: Child) -> bool:

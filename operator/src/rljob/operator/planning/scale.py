@@ -1,7 +1,8 @@
 """Replicas and disruption budgets.
 
 Engines are drained before they are removed: `status.draining` names them for the coordinator, and their Deployment is
-lowered when they are idle, or after DRAIN_SECONDS.
+lowered when they are idle, or after DRAIN_SECONDS. Of engines that span hosts, which :mod:`.ray_engines` removes, it
+names the head pods.
 
 A node drain evicts the pods of a role one at a time and waits for each replacement. If no node has room for the
 replacement, the drain would wait forever. A pod that has found no node for long protects nothing, so the budget then
@@ -11,7 +12,7 @@ allows one more eviction.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob.api.job_status import EngineStatus, RunState
@@ -50,13 +51,31 @@ class EngineDeployment:
         return self.selector.items() <= pod.metadata.labels.items()
 
 
-def drain(builder: PlanBuilder, view: JobView) -> dict[str, int]:
+@dataclass(frozen=True)
+class DrainState:
+    """Progress of draining. ``left``: seconds that engines have at most; 0 or less: none. ``engines``: as the
+    coordinator reports them."""
+
+    left: float
+    engines: Mapping[str, EngineStatus]
+
+    def holds(self, pod: Pod | None) -> bool:
+        """Return whether an engine is kept, because it has requests. ``pod``: of the agent; None: it is not ready."""
+        return pod is not None and self.left > 0 and not _idle(self.engines.get(pod.metadata.name))
+
+
+def drain(builder: PlanBuilder, view: JobView, heads: Sequence[str] = ()) -> tuple[dict[str, int], DrainState]:
     """Choose the engines to remove; return Deployment → replicas that it keeps until they are drained.
 
     A Deployment that is not rendered any more, because its pool cannot grow, is included until it may be deleted.
+
+    Args:
+        builder: of the plan.
+        view: of the job.
+        heads: head pods of engines that span hosts and are removed.
     """
     pools = _pools(view)
-    leaving: list[str] = []
+    leaving: list[str] = [*heads]
     lowering: dict[str, int] = {}
     for pool in pools:
         child = view.observed.children.get(("Deployment", pool.name))
@@ -68,24 +87,41 @@ def drain(builder: PlanBuilder, view: JobView) -> dict[str, int]:
             lowering[pool.name] = _replicas(child)
     leaving += _orphaned_engines(builder, view, pools)
     _record_draining(builder, leaving)
-    held = _hold_until_drained(builder, view, pools, lowering)
+    state = _drain_state(builder, view)
+    if heads:
+        builder.requeue_after(state.left)
+    held = _hold_until_drained(builder, state, view, pools, lowering)
     _reset_costs(builder, view)
-    return held
+    return held, state
+
+
+def _drain_state(builder: PlanBuilder, view: JobView) -> DrainState:
+    span = GIVE_BACK_SECONDS if view.gives_back else DRAIN_SECONDS
+    left = remaining(builder.status.draining_since, span, builder.now) if builder.status.draining else 0.0
+    return DrainState(left, _engines(builder.status.run))
 
 
 def choose(pods: Sequence[Pod], count: int, already: Iterable[str], run: RunState | None) -> list[str]:
     """Return the names of ``count`` pods to remove: those that drain already, then those that are not ready, then those
     with the lowest load; among equal pods the newest."""
+    order = drain_order(already, run)
+    newest = sorted(pods, key=lambda pod: (pod.metadata.creation_timestamp, pod.metadata.name), reverse=True)
+    ordered = sorted(newest, key=lambda pod: order(pod, is_ready(pod)))
+    return [pod.metadata.name for pod in ordered[: max(0, count)]]
+
+
+def drain_order(already: Iterable[str], run: RunState | None) -> Callable[[Pod | None, bool], tuple[int, bool, int]]:
+    """Return the key by which engines are removed, smallest first, from the pod with the agent and whether the engine
+    is ready: those that drain already, then those that are not ready, then those with the lowest load."""
     engines = _engines(run)
     position = {name: place for place, name in enumerate(already)}
 
-    def order(pod: Pod) -> tuple[int, bool, int]:
-        name = pod.metadata.name
+    def order(pod: Pod | None, ready: bool) -> tuple[int, bool, int]:
+        name = pod.metadata.name if pod is not None else ""
         engine = engines.get(name)
-        return position.get(name, len(position)), is_ready(pod), engine.load if engine else 0
+        return position.get(name, len(position)), ready, engine.load if engine else 0
 
-    newest = sorted(pods, key=lambda pod: (pod.metadata.creation_timestamp, pod.metadata.name), reverse=True)
-    return [pod.metadata.name for pod in sorted(newest, key=order)[: max(0, count)]]
+    return order
 
 
 def with_replicas(rendered: Object, replicas: int | None) -> Object:
@@ -101,17 +137,21 @@ def before_placement(view: JobView, rendered: Object) -> int | None:
     A scheduler that places the gang as a whole needs all its pods, so only elastic engines wait, for the whole gang.
     None: the Deployment has the replicas of its rendering.
     """
-    role = view.role(TRAINER)
-    assert role is not None, "every job has a trainer"
-    if view.gang in WITH_POD_GROUP:
-        if gang_placement.is_member(rendered):
-            return 0 if gang_placement.renews_engines(view) else None
-        if gang_placement.is_placed(view):
-            return None
-    elif sum(map(has_node, view.pods.get(TRAINER, ()))) >= role.desired:
+    if view.gang in WITH_POD_GROUP and gang_placement.is_member(rendered):
+        return 0 if gang_placement.renews_engines(view) else None
+    if may_grow(view):
         return None
     child = view.observed.children.get(ref_of(rendered))
     return min(rendered["spec"]["replicas"], _replicas(child) if child is not None else 0)
+
+
+def may_grow(view: JobView) -> bool:
+    """Return whether engines that are in no PodGroup may start: the trainer, or the whole gang, has its nodes."""
+    if view.gang in WITH_POD_GROUP:
+        return gang_placement.is_placed(view)
+    role = view.role(TRAINER)
+    assert role is not None, "every job has a trainer"
+    return sum(map(has_node, view.pods.get(TRAINER, ()))) >= role.desired
 
 
 def _record_draining(builder: PlanBuilder, leaving: list[str]) -> None:
@@ -133,22 +173,23 @@ def _maker(pod: str) -> str:
 
 
 def _hold_until_drained(
-    builder: PlanBuilder, view: JobView, pools: Sequence[EngineDeployment], lowering: Mapping[str, int]
+    builder: PlanBuilder,
+    state: DrainState,
+    view: JobView,
+    pools: Sequence[EngineDeployment],
+    lowering: Mapping[str, int],
 ) -> dict[str, int]:
     if not lowering:
         return {}
-    span = GIVE_BACK_SECONDS if view.gives_back else DRAIN_SECONDS
-    left = remaining(builder.status.draining_since, span, builder.now) if builder.status.draining else 0.0
-    engines = _engines(builder.status.run)
     pods = {pod.metadata.name: pod for each in view.pods.values() for pod in each}
     held = {}
     for pool in pools:
         if pool.name not in lowering:
             continue
-        being_deleted = [pod for pod in builder.status.draining if pool.selects(pods[pod])]
-        if left > 0 and any(is_ready(pods[pod]) and not _idle(engines.get(pod)) for pod in being_deleted):
+        being_deleted = [pod for pod in builder.status.draining if pod in pods and pool.selects(pods[pod])]
+        if any(state.holds(pods[pod]) for pod in being_deleted if is_ready(pods[pod])):
             held[pool.name] = lowering[pool.name]
-            builder.requeue_after(left)
+            builder.requeue_after(state.left)
         elif pool.wanted:  # otherwise all pods are removed, in any order
             builder.pod_costs.update(dict.fromkeys(being_deleted, REMOVE_FIRST_COST))
     return held
@@ -183,7 +224,9 @@ def _pool(role: str, deployment: Object, wanted: int) -> EngineDeployment:
 
 
 def _engine_pods(view: JobView) -> list[Pod]:
-    return [pod for role in view.roles if role.kind == "rollout" for pod in view.pods.get(role.name, ())]
+    """Return the engines in one pod each."""
+    roles = (role for role in view.roles if role.kind == "rollout" and role.hosts == 1)
+    return [pod for role in roles for pod in view.pods.get(role.name, ())]
 
 
 def _orphaned_engines(builder: PlanBuilder, view: JobView, pools: Sequence[EngineDeployment]) -> list[str]:
@@ -215,10 +258,8 @@ SCHEDULING_SECONDS = 300.0
 
 
 def with_room(builder: PlanBuilder, view: JobView, role: RenderedRole, rendered: Object) -> Object:
-    """Return a disruption budget that allows one eviction besides the unschedulable pods; other objects, and budgets
-    with minAvailable, unchanged."""
-    bound = rendered["spec"].get("maxUnavailable")
-    if bound is None:
+    """Return a disruption budget that allows one eviction besides the unschedulable pods; the trainer's unchanged."""
+    if role.kind == TRAINER:
         return rendered
     waits = [
         left
@@ -228,7 +269,12 @@ def with_room(builder: PlanBuilder, view: JobView, role: RenderedRole, rendered:
     for left in waits:
         builder.requeue_after(left)
     lost = sum(left <= 0 for left in waits)
-    return {**rendered, "spec": {**rendered["spec"], "maxUnavailable": bound + lost}} if lost else rendered
+    if not lost:
+        return rendered
+    spec = rendered["spec"]
+    if "maxUnavailable" in spec:
+        return {**rendered, "spec": {**spec, "maxUnavailable": spec["maxUnavailable"] + lost}}
+    return {**rendered, "spec": {**spec, "minAvailable": max(0, spec["minAvailable"] - lost)}}
 
 
 def _seconds_to_schedule(pod: Pod, now: float) -> float | None:
