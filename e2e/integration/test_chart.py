@@ -218,6 +218,8 @@ FORBIDDEN = [
     *((verb, "secrets", "") for verb in (*READ, "update", "patch", "delete", "deletecollection")),
     *((verb, "rljobs", "rljob.dev") for verb in ("create", "update", "patch", "deletecollection")),
     *((verb, "pods", "") for verb in ("create", "update", "deletecollection")),
+    *((verb, "rayclusters", "ray.io") for verb in ("update", "deletecollection")),
+    ("patch", "rayclusters/status", "ray.io"),
     ("create", "pods/exec", ""),
     ("get", "pods/log", ""),
     ("delete", "persistentvolumeclaims", ""),

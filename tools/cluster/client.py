@@ -28,6 +28,7 @@ VERSIONS = {
     "NetworkPolicy": "networking.k8s.io/v1",
     "Role": "rbac.authorization.k8s.io/v1",
     "RoleBinding": "rbac.authorization.k8s.io/v1",
+    "RayCluster": "ray.io/v1",
 }
 """Kind → API version of a job's objects; all others are v1."""
 T = TypeVar("T")
