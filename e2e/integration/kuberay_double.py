@@ -70,12 +70,10 @@ class KubeRay:
 
     def _make_service(self, cluster: Object) -> None:
         """Make the Service by which workers find the head, unless it exists."""
-        head = cluster["spec"]["headGroupSpec"]["template"]
+        main = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
         labels = {**labels_of(cluster, "head", "headgroup"), APPLICATION: "kuberay"}
         selector = {key: labels[key] for key in ("ray.io/cluster", "ray.io/node-type", APPLICATION, CREATED_BY)}
-        ports = [
-            {"name": each["name"], "port": each["containerPort"]} for each in head["spec"]["containers"][0]["ports"]
-        ]
+        ports = [{"name": each["name"], "port": each["containerPort"]} for each in main["ports"]]
         body = {
             "metadata": {"name": f"{cluster['metadata']['name']}-head-svc", "ownerReferences": [owner(cluster)]},
             "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector, "ports": ports},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -126,10 +127,8 @@ async def test_a_job_without_kuberay_says_so_and_starts_when_it_is_installed(job
     async with operator(job_client):
         await job_client.apply(rollouts=pool())
         message = await job_client.reason("APIRejected")
-        assert (
-            message
-            == "RayCluster sums-rollout-main-0 cannot be made: the cluster has no type RayCluster; install KubeRay"
-        )
+        reason = "the cluster has no type RayCluster; install KubeRay"
+        assert message == f"RayCluster sums-rollout-main-0 cannot be made: {reason}"
         await asyncio.to_thread(install, cluster)
         try:
             async with kuberay(cluster.api, job_client.namespace):
@@ -160,10 +159,9 @@ async def test_an_engine_has_a_head_and_a_worker_and_is_ready_with_both(double: 
         service = await asyncio.to_thread(
             job_client.cluster.api.get, f"/api/v1/namespaces/{job_client.namespace}/services/{found}-head-svc"
         )
-        (head,) = [
-            pod for pod in await job_client.pods(POOL) if pod["metadata"]["labels"]["ray.io/node-type"] == "head"
-        ]
-        assert service["spec"]["selector"].items() <= head["metadata"]["labels"].items(), "workers find the head"
+        labels = [pod["metadata"]["labels"] for pod in await job_client.pods(POOL)]
+        selected = [each["ray.io/node-type"] for each in labels if service["spec"]["selector"].items() <= each.items()]
+        assert selected == ["head"], "workers find the head"
         await running.settled()
         assert double.refused == []
 
@@ -296,8 +294,6 @@ async def test_a_controller_that_does_nothing_is_reported(double: KubeRay, job_c
     ahead = 0.0
 
     def wall() -> float:
-        import time
-
         return time.time() + ahead
 
     namespaces = [job_client.namespace]
