@@ -151,11 +151,11 @@ async def test_an_engine_has_a_head_and_a_worker_and_is_ready_with_both(double: 
         commands = {}
         for pod in await job_client.pods(POOL):
             main = pod["spec"]["containers"][0]
-            commands[pod["metadata"]["labels"]["ray.io/node-type"]] = main["command"][-1]
+            commands[pod["metadata"]["labels"]["ray.io/node-type"]] = main["command"][3:]
             assert main["resources"]["limits"]["nvidia.com/gpu"] == "1"
             given = {each["name"]: each.get("value", "") for each in main["env"]}
             assert given["KUBERAY_GEN_RAY_START_CMD"].startswith("ray start")
-        assert commands == {"head": "rljob.rollout.main", "worker": "rljob.rollout.ray_worker"}
+        assert commands == {"head": [], "worker": ["--worker"]}
         service = await asyncio.to_thread(
             job_client.cluster.api.get, f"/api/v1/namespaces/{job_client.namespace}/services/{found}-head-svc"
         )

@@ -47,7 +47,7 @@ OBJECT_STORE_BYTES = 256 << 20
 GCS_PORT, METRICS_PORT = 6379, 8081
 """Ports of Ray: of its head, and of metrics on every host. Frozen pools listen on rljob's port, KubeRay's default for
 the latter."""
-WORKER_COMMAND = ("python", "-m", "rljob.rollout.ray_worker")
+WORKER_COMMAND = ("python", "-m", "rljob.rollout.main", "--worker")
 
 
 def ray_cluster(

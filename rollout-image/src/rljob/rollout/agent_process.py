@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 from functools import partial
+from typing import Protocol
 
 from rljob.protocol.coordinator_link import RefusedError
 from rljob.protocol.environment import ComponentEnvironment
@@ -14,6 +15,7 @@ from rljob.protocol.model_cache import read_model
 from rljob.rollout.adapters.load_adapter import load_adapter, serving
 from rljob.rollout.agent import Agent
 from rljob.rollout.frozen_engine import FrozenEngine
+from rljob.rollout.ray_node import RayEndedError, while_ray_runs
 from rljob.rollout.supervisor import EngineProcess, EngineStartError
 
 log = logging.getLogger(__name__)
@@ -28,7 +30,32 @@ class ResourceError(Exception):
     the server."""
 
 
-def build(environment: ComponentEnvironment) -> Agent | FrozenEngine:
+class Service(Protocol):
+    """What this process runs."""
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+
+    async def leave(self) -> None:
+        """Hand back the requests in flight, or finish them."""
+
+
+class AcrossHosts:
+    """A service whose engine has several hosts: it runs while Ray runs on this one, and begins when all have joined."""
+
+    def __init__(self, service: Service, host: str, hosts: int) -> None:
+        self._service, self._host, self._hosts = service, host, hosts
+
+    async def run(self) -> None:
+        """Serve until cancelled; errors: see :func:`~rljob.rollout.ray_node.while_ray_runs`."""
+        await while_ray_runs(self._host, self._hosts, self._service.run)
+
+    async def leave(self) -> None:
+        """See :class:`Service`."""
+        await self._service.leave()
+
+
+def build(environment: ComponentEnvironment) -> Service:
     """Return the agent of the pool that the environment names; of a frozen pool its engine.
 
     Raises:
@@ -48,18 +75,21 @@ def build(environment: ComponentEnvironment) -> Agent | FrozenEngine:
     stall_seconds = environment.job.spec.failure_policy.stall_seconds
     if pool.frozen:
         start_frozen = partial(EngineProcess.start, adapter, serving(adapter, spec, index).launch_frozen)
-        return FrozenEngine(pool, start_frozen, environment.listen, environment.token, stall_seconds)
-    start_engine = partial(EngineProcess.start, adapter)
-    return Agent(pool, start_engine, environment.coordinator, environment.token, stall_seconds, environment.instance)
+        service: Service = FrozenEngine(pool, start_frozen, environment.listen, environment.token, stall_seconds)
+    else:
+        start_engine = partial(EngineProcess.start, adapter)
+        token, instance = environment.token, environment.instance
+        service = Agent(pool, start_engine, environment.coordinator, token, stall_seconds, instance)
+    return service if pool.hosts == 1 else AcrossHosts(service, environment.host, pool.hosts)
 
 
 async def serve(environment: ComponentEnvironment) -> None:
     """Run the agent until SIGTERM or SIGINT, then hand back its requests; a second signal ends it at once.
 
     Raises:
-        ValueError: see :func:`build`.
         FatalStartError: the engine cannot start, or the coordinator rejects the agent.
-        ResourceError: the machine cannot start the engine now.
+        ValueError: see :func:`build`; or this pod cannot connect the hosts of its engine.
+        ResourceError: the machine cannot start the engine now, or the connection of its hosts has ended.
         ModelUnavailableError: see :func:`build`.
     """
     agent = build(environment)
@@ -90,6 +120,8 @@ async def serve(environment: ComponentEnvironment) -> None:
         failure = ResourceError(sentence) if error.killed else FatalStartError(f"rollouts: {sentence}")
     except* OSError as group:
         failure = ResourceError(f"pool {environment.name!r} cannot start its engine: {group.exceptions[0]}")
+    except* RayEndedError as group:
+        failure = ResourceError(f"an engine of pool {environment.name!r} has ended: {group.exceptions[0]}")
     except* RefusedError as group:
         failure = FatalStartError(str(group.exceptions[0]))
     except* asyncio.CancelledError:

@@ -71,6 +71,7 @@ class FrozenEngine:
         self._in_flight = 0
         self._path = PATHS[0]  # of the last request
         self._answered = 0.0  # time of the loop
+        self._listening: asyncio.Task[None] | None = None
         host, port = host_and_port(listen)
         check = token_check([token])
         self.server = HttpServer(
@@ -103,7 +104,8 @@ class FrozenEngine:
         """Accept no more requests; return when those in flight are answered, or after DRAIN_SECONDS."""
         record_ready(False)
         self.server.should_exit = True
-        await asyncio.wait({self._listening}, timeout=DRAIN_SECONDS + 1)
+        if self._listening is not None:
+            await asyncio.wait({self._listening}, timeout=DRAIN_SECONDS + 1)
 
     @property
     def model(self) -> str:

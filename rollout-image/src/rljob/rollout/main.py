@@ -1,6 +1,7 @@
 """Entry point of a rollout worker: rljob-agent. It runs the agent of a pool, or serves a frozen one.
 
-With ``--check`` it only checks whether engines can start.
+With ``--check`` it only checks whether engines can start. With ``--worker`` it is another host of an engine that spans
+hosts.
 """
 
 import logging
@@ -22,13 +23,16 @@ def main() -> None:
     from rljob.protocol.environment import read_environment
     from rljob.protocol.model_cache import ModelUnavailableError
     from rljob.rollout.agent_process import FatalStartError, ResourceError, serve
+    from rljob.rollout.ray_node import RayEndedError
+    from rljob.rollout.ray_worker import work
 
+    run = work if sys.argv[1:] == ["--worker"] else serve
     try:
-        uvloop.run(serve(read_environment()))
+        uvloop.run(run(read_environment()))
     except (ValueError, FatalStartError) as error:
         logging.error("%s", error)
         sys.exit(CONFIGURATION_ERROR)
-    except (ResourceError, ModelUnavailableError) as error:
+    except (ResourceError, RayEndedError, ModelUnavailableError) as error:
         logging.error("%s", error)
         sys.exit(FAILURE)
 

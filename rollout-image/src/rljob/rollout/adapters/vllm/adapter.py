@@ -122,6 +122,8 @@ class VllmAdapter:
         }
         if cache_bytes is not None:
             options["--kv-cache-memory-bytes"] = cache_bytes
+        if pool.hosts > 1:
+            options["--distributed-executor-backend"] = "ray"
         flags = [*flags, "--disable-uvicorn-access-log", "--disable-log-stats"]
         if self._on_cpu:
             # A seeded request whose prompt is split into chunks kills the engine: vLLM resets the request's random
@@ -136,8 +138,7 @@ class VllmAdapter:
             "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(SERVER_KEEP_ALIVE_SECONDS),
             "HF_HUB_OFFLINE": "1",
-            "VLLM_HOST_IP": "127.0.0.1",  # its workers are processes of this machine: they listen on loopback only
-            "GLOO_SOCKET_IFNAME": LOOPBACK,
+            **_addresses(pool.hosts),
             "PYTHONDONTWRITEBYTECODE": None,  # without bytecode files every start compiles torch and vLLM: 15 s
             **(CPU_ENVIRONMENT if self._on_cpu else {}),
             **variables,
@@ -152,6 +153,14 @@ class VllmAdapter:
         """Return which signal killed the engine process, else the first error that vLLM's log names."""
         log = list(lines)
         return find_kill(log) or first_error(log, LOG_PREFIX)
+
+
+def _addresses(hosts: int) -> Mapping[str, str | None]:
+    """Return the variables that decide on which addresses vLLM's processes listen: loopback, if they are processes of
+    this machine. Otherwise those of other hosts must reach them; the operator's network policies keep others away."""
+    if hosts == 1:
+        return {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": LOOPBACK}
+    return {"VLLM_HOST_IP": os.environ["RLJOB_HOST"]}
 
 
 def _is_cpu_build() -> bool:
