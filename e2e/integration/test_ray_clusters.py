@@ -44,10 +44,12 @@ def job_client(cluster: ControlPlane, namespace: str) -> JobClient:
 def install(cluster: ControlPlane) -> None:
     cluster.kubectl("apply", "--server-side", "-f", str(CRD))
     cluster.api.wait_condition(DEFINITION, "Established")
+    cluster.api.wait_for(lambda: cluster.api.exists("/apis/ray.io/v1"), what="the type RayCluster")
 
 
 def uninstall(cluster: ControlPlane) -> None:
     cluster.kubectl("delete", "-f", str(CRD), "--ignore-not-found")
+    cluster.api.wait_for(lambda: not cluster.api.exists("/apis/ray.io/v1"), what="no type RayCluster")
 
 
 @pytest.fixture
@@ -305,6 +307,10 @@ async def test_a_controller_that_does_nothing_is_reported(double: KubeRay, job_c
 
         await job_client.until(made)
         ahead = 90.0
-        await running.reconciled()
-        summary = (await job_client.role(POOL))["summary"]
-        assert "KubeRay has made no pods for RayCluster sums-rollout-main-0" in summary
+
+        async def reported() -> bool:
+            await running.reconciled()
+            summary = (await job_client.role(POOL))["summary"]
+            return "KubeRay has made no pods for RayCluster sums-rollout-main-0" in summary
+
+        await job_client.until(reported)

@@ -196,26 +196,30 @@ def test_the_exit_code_of_a_worker_tells_whether_a_restart_helps(environment, er
 # --- Ray itself -------------------------------------------------------------------------------------------------------
 
 
+RAY = "--num-cpus=1 --num-gpus=1 --object-store-memory=100000000 --metrics-export-port=8081 --block"
+HEAD = f"ray start --head --port=6379 --include-dashboard=false --dashboard-host=127.0.0.1 {RAY}"
+WORKER = f"ray start --address=127.0.0.1:6379 {RAY}"
+
+
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 @pytest.mark.timeout(180)
-async def test_ray_itself_starts_with_a_token_and_counts_its_hosts(monkeypatch, tmp_path):
+async def test_ray_itself_starts_with_a_token_and_the_engine_waits_for_its_second_host(monkeypatch, tmp_path):
     (tmp_path / "token").write_text("0123456789" * 4)
-    command = "ray start --head --port=6379 --num-cpus=1 --num-gpus=1 --object-store-memory=100000000"
-    command += " --include-dashboard=false --dashboard-host=127.0.0.1 --metrics-export-port=8081 --block"
-    given = {"KUBERAY_GEN_RAY_START_CMD": command, "RAY_AUTH_MODE": "token", "RAY_ADDRESS": "127.0.0.1:6379"}
-    for name, value in {**given, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}.items():
+    given = {"RAY_AUTH_MODE": "token", "RAY_ADDRESS": "127.0.0.1:6379", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    for name, value in {**given, "KUBERAY_GEN_RAY_START_CMD": HEAD}.items():
         monkeypatch.setenv(name, value)
-    joined = []
+    joined = asyncio.Event()
 
     async def run():
-        joined.append(True)
+        joined.set()
 
-    await while_ray_runs("127.0.0.1", 1, run)
-    assert joined
-
-    async def never():
-        raise AssertionError("there is no second host")
-
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(30):
-            await while_ray_runs("127.0.0.1", 2, never)
+    head = asyncio.ensure_future(while_ray_runs("127.0.0.1", 2, run))
+    await ray_node.wait_joined(1)
+    assert not joined.is_set()
+    monkeypatch.setenv("KUBERAY_GEN_RAY_START_CMD", WORKER)
+    worker = await ray_node.RayNode.start("127.0.0.1")
+    try:
+        await head
+        assert joined.is_set()
+    finally:
+        await worker.stop()

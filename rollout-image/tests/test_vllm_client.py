@@ -147,3 +147,25 @@ def test_an_engine_has_the_workers_of_the_manifest(tmp_path):
     pool = Rollout(name="main", dtype="float32", parallelism={"tensor": 4, "pipeline": 3, "data": 2})
     command = " ".join(map(str, VllmAdapter(pool, tmp_path).launch(1234, "secret").command))
     assert "--tensor-parallel-size 4 --pipeline-parallel-size 3 --data-parallel-size 2 " in command
+
+
+def test_the_processes_of_an_engine_in_one_pod_listen_on_loopback(tmp_path):
+    launch = VllmAdapter(Rollout(name="main", dtype="float32"), tmp_path).launch(1234, "secret")
+    assert launch.environment["VLLM_HOST_IP"] == "127.0.0.1"
+    assert launch.environment["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "--distributed-executor-backend" not in launch.command
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_workers_on_other_hosts_reach_those_on_the_heads(tmp_path, monkeypatch, frozen):
+    monkeypatch.setenv("RLJOB_HOST", "10.0.0.7")
+    parallelism = {"tensor": 8, "pipeline": 2}
+    pool = Rollout(name="main", dtype="bfloat16", hosts=2, parallelism=parallelism, accelerator={"kind": "nvidia"})
+    adapter = VllmAdapter(pool, tmp_path)
+    launch = (adapter.launch_frozen if frozen else adapter.launch)(1234, "secret")
+    assert launch.environment["VLLM_HOST_IP"] == "10.0.0.7"
+    assert "GLOO_SOCKET_IFNAME" not in launch.environment, "gloo finds the address of the host, or the user sets it"
+    command = " ".join(map(str, launch.command))
+    assert "--tensor-parallel-size 8 --pipeline-parallel-size 2 --data-parallel-size 1 " in command
+    assert "--distributed-executor-backend ray" in command
+    assert "--host 127.0.0.1" in command, "only the agent calls the server"
