@@ -46,6 +46,13 @@ def test_explain_prints_the_expanded_manifest(rljob, file):
     assert job.spec.tasks[0].prompt == "Q: {question} :smile: [bold]"
 
 
+def test_explain_counts_the_gpus_of_engines_that_span_hosts(rljob, file):
+    pool = "{name: main, hosts: 2, parallelism: {tensor: 8, pipeline: 2}, replicas: {min: 2, max: 4}}"
+    code, out, _ = rljob("explain", file, "--gpu", "--set", f"spec.rollouts=[{pool}]")
+    assert code == 0
+    assert "# pool main: an engine has 16 GPUs on 2 hosts, 8 on each; 2 to 4 engines, 32 to 64 GPUs\n" in out
+
+
 @pytest.mark.parametrize("configured", [False, True])
 def test_resume_of_a_run_of_this_machine_names_rljob_run(rljob, tmp_path, monkeypatch, configured):
     monkeypatch.chdir(tmp_path)

@@ -207,3 +207,11 @@ def test_several_nodes_are_refused_on_one_machine(manifest):
         "spec.trainer.nodes: 2 nodes are requested, and this is one machine; set nodes: 1, and processesPerNode for "
         "more processes"
     ]
+
+
+def test_an_engine_on_several_hosts_is_refused_on_one_machine(manifest):
+    manifest["spec"]["rollouts"] = [{"name": "main", "hosts": 2, "parallelism": {"tensor": 16}}]
+    assert field_support.errors(resolve(validate(manifest)), ()) == [
+        "spec.rollouts[0].hosts: an engine on 2 hosts is requested, and this is one machine; set hosts: 1, and "
+        "parallelism for the GPUs of this machine"
+    ]

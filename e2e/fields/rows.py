@@ -398,7 +398,7 @@ ROWS: dict[str, Outcome] = {
     "spec.rollouts.purpose": Shows(
         c.dispatched, "evaluation", (*EVALUATED, *DEDICATED), ("spec.rollouts[1].purpose=training",)
     ),
-    "spec.rollouts.hosts": Changed(2),
+    "spec.rollouts.hosts": Shows(c.unsupported, 2, given(rollouts=[{"name": "main", "parallelism": {"tensor": 2}}])),
     "spec.rollouts.parallelism.tensor": Shows(c.launched, 2),
     "spec.rollouts.parallelism.pipeline": Shows(c.launched, 2),
     "spec.rollouts.parallelism.data": Shows(c.launched, 2),
