@@ -82,7 +82,7 @@ def texts() -> dict[str, str]:
     texts |= {
         f"hosts-{role.name}.yaml": to_yaml(role.objects)
         for role in render(across_hosts(), CONTEXTS["gpu"])
-        if role.kind == "rollout"
+        if role.kind in ("network", "rollout")
     }
     for path in sorted(PROFILES.glob("*.yaml")):
         cluster = read_cluster(read_yaml(path.read_bytes().decode()))

@@ -130,6 +130,37 @@ def test_the_service_of_the_head_finds_it_and_has_different_ports() -> None:
     assert all(each["ray.io/node-type"] == "head" for each in selectors) and len(selectors) == 2
 
 
+def test_only_the_trainer_and_its_own_pool_connect_to_the_hosts_of_an_engine() -> None:
+    def policies(*changes: str) -> dict[str, Object]:
+        roles = render(job(*changes), RenderTarget(uid="uid"))
+        (network,) = [role for role in roles if role.kind == "network"]
+        return {each["metadata"]["name"]: each["spec"] for each in network.objects}
+
+    def roles_of(rule: Object) -> list[str]:
+        return [each["podSelector"]["matchLabels"].get("rljob.dev/role", "") for each in rule["from"]]
+
+    made = policies()
+    (all_pods,) = made["sums-network-pods"]["podSelector"]["matchExpressions"]
+    assert (all_pods["operator"], all_pods["values"]) == ("NotIn", ["rollout-main"]), (
+        "a pod may do what any policy allows"
+    )
+    hosts = made["sums-network-rollout-main"]
+    assert hosts["podSelector"]["matchLabels"]["rljob.dev/role"] == "rollout-main"
+    assert [roles_of(rule) for rule in hosts["ingress"]] == [["rollout-main", "trainer"]]
+    assert hosts["policyTypes"] == ["Ingress"]
+    listed = policies("spec.network.egress={policy: Listed}")["sums-network-rollout-main"]
+    assert listed["policyTypes"] == ["Ingress", "Egress"]
+    models = "spec.models=[{name: policy, source: 'job://m'}, {name: judge, source: 'job://j'}]"
+    pools = "[{name: policy}, {name: judge, model: judge, hosts: 2, parallelism: {tensor: 2}}]"
+    data = copy.deepcopy(MANIFEST)
+    for change in (models, f"spec.rollouts={pools}"):
+        override(data, change)
+    (network,) = [role for role in render(validate(data), RenderTarget(uid="uid")) if role.kind == "network"]
+    (judge,) = [each["spec"] for each in network.objects if each["metadata"]["name"] == "sums-network-rollout-judge"]
+    assert [roles_of(rule) for rule in judge["ingress"]] == [["rollout-judge"], [""]]
+    assert judge["ingress"][1]["ports"] == [{"port": 8080, "protocol": "TCP"}]
+
+
 @pytest.mark.parametrize("engines", [1, 3])
 def test_a_disruption_budget_lets_one_pod_go(engines: int) -> None:
     role = pool("spec.rollouts[0].replicas={min: 1, max: 4}", replicas=engines)

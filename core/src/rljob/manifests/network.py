@@ -1,8 +1,9 @@
 """NetworkPolicies of a job.
 
-Pods of the job may connect to each other on all ports, because weight groups use dynamic ports. Pods with hostNetwork
-have their node's address, and no policy selects them: connections from them are admitted by network.nodes, and
-connections to them are not restricted.
+Pods of the job may connect to each other on all ports, because weight groups use dynamic ports. The processes of an
+engine that spans hosts listen for each other without a token of rljob, so only the trainer and pods of the same pool
+may connect to its pods. Pods with hostNetwork have their node's address, and no policy selects them: connections from
+them are admitted by network.nodes, and connections to them are not restricted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from rljob.api.kubernetes import Destination, Egress, Peer
 from rljob.api.pod_models import PORT
-from rljob.api.roles import Environment, Reward
+from rljob.api.roles import Environment, Reward, Rollout
 from rljob.manifests import names
 from rljob.manifests.inputs import Object
 from rljob.manifests.names import role_name
@@ -32,7 +33,11 @@ def network(ctx: RenderContext) -> RenderedRole:
     objects: list[Object] = []
     if spec.policy == "Enabled":
         listed = spec.egress.policy == "Listed"
-        objects.append(_policy(ctx, role, "pods", "", _pods(ctx, restricted=listed and not rewards)))
+        of_pods = _pods(ctx, restricted=listed and not rewards)
+        across = {role_name("rollout", pool.name): pool for pool in ctx.job.spec.rollouts if pool.hosts > 1}
+        objects.append(_policy(ctx, role, "pods", "", of_pods, across))
+        for name, pool in across.items():
+            objects.append(_policy(ctx, role, name, name, {**of_pods, "ingress": _to_hosts(ctx, name, pool)}))
         if (
             listed and rewards
         ):  # a pod may do what any of its policies allows, so none else selects those with their own
@@ -78,6 +83,17 @@ def _pods(ctx: RenderContext, restricted: bool) -> dict[str, Any]:
         return ingress
     egress = _egress(ctx, ctx.job.spec.network.egress)
     return {**ingress, **egress, "policyTypes": ["Ingress", "Egress"]}
+
+
+def _to_hosts(ctx: RenderContext, role: str, pool: Rollout) -> list[dict[str, Any]]:
+    """Return the admitted connections to the pods of engines that span hosts."""
+    roles = [role] if pool.frozen else [role, "trainer"]
+    peers = [{"podSelector": {"matchLabels": names.selector(ctx.job.metadata.name, each)}} for each in roles]
+    nodes = [_range(each) for each in ctx.job.spec.network.nodes]
+    rules: list[dict[str, Any]] = [{"from": [*peers, *nodes]}]
+    if pool.frozen:
+        rules.append({"from": _own(ctx), "ports": [{"port": PORT, "protocol": "TCP"}]})
+    return rules
 
 
 def _egress(ctx: RenderContext, egress: Egress) -> dict[str, Any]:
