@@ -30,7 +30,7 @@ class ResourceError(Exception):
     the server."""
 
 
-class Service(Protocol):
+class EngineService(Protocol):
     """What this process runs."""
 
     async def run(self) -> None:
@@ -43,7 +43,7 @@ class Service(Protocol):
 class AcrossHosts:
     """A service whose engine has several hosts: it runs while Ray runs on this one, and begins when all have joined."""
 
-    def __init__(self, service: Service, host: str, hosts: int) -> None:
+    def __init__(self, service: EngineService, host: str, hosts: int) -> None:
         self._service, self._host, self._hosts = service, host, hosts
 
     async def run(self) -> None:
@@ -51,11 +51,11 @@ class AcrossHosts:
         await while_ray_runs(self._host, self._hosts, self._service.run)
 
     async def leave(self) -> None:
-        """See :class:`Service`."""
+        """See :class:`EngineService`."""
         await self._service.leave()
 
 
-def build(environment: ComponentEnvironment) -> Service:
+def build(environment: ComponentEnvironment) -> EngineService:
     """Return the agent of the pool that the environment names; of a frozen pool its engine.
 
     Raises:
@@ -75,7 +75,7 @@ def build(environment: ComponentEnvironment) -> Service:
     stall_seconds = environment.job.spec.failure_policy.stall_seconds
     if pool.frozen:
         start_frozen = partial(EngineProcess.start, adapter, serving(adapter, spec, index).launch_frozen)
-        service: Service = FrozenEngine(pool, start_frozen, environment.listen, environment.token, stall_seconds)
+        service: EngineService = FrozenEngine(pool, start_frozen, environment.listen, environment.token, stall_seconds)
     else:
         start_engine = partial(EngineProcess.start, adapter)
         token, instance = environment.token, environment.instance
