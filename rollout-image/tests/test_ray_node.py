@@ -13,9 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from rljob.rollout import agent_process, ray_node, ray_worker
 from rljob.rollout import main as entry
-from rljob.rollout import ray_node, ray_worker
 from rljob.rollout.ray_node import RayEndedError, ray_command, ray_environment, while_ray_runs
+from rljob.rollout.supervisor import EngineStartError
 
 START = "ray start --head --port=6379 --num-gpus=8 --block"
 TOKEN = "/etc/rljob/token/ray-token"
@@ -135,6 +136,29 @@ async def test_a_cancelled_engine_ends_ray(program, tmp_path):
     with pytest.raises(asyncio.CancelledError):
         await running
     assert not os.path.exists(f"/proc/{int((tmp_path / 'pid').read_text())}")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (EngineStartError("the engine server exited with code 1: an actor died", "its last line"), 1),
+        (EngineStartError("the engine server exited with code 2: no such option", "", permanent=True), 2),
+    ],
+)
+def test_only_refused_settings_of_an_engine_on_several_hosts_end_the_run(error, code, program, monkeypatch):
+    program("exec sleep 600")
+
+    async def run():
+        raise ExceptionGroup("of the agent's tasks", [error])
+
+    service = agent_process.AcrossHosts(SimpleNamespace(run=run), "10.0.0.7", 2)
+    monkeypatch.setattr(agent_process, "build", lambda environment: service)
+    given = SimpleNamespace(name="main")
+    monkeypatch.setattr("rljob.protocol.environment.read_environment", lambda: given)
+    monkeypatch.setattr("sys.argv", ["rljob-agent"])
+    with pytest.raises(SystemExit) as end:
+        entry.main()
+    assert end.value.code == code
 
 
 # --- a worker's host --------------------------------------------------------------------------------------------------

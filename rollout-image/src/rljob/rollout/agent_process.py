@@ -117,7 +117,8 @@ async def serve(environment: ComponentEnvironment) -> None:
         assert isinstance(error, EngineStartError)
         log.error("the last lines of the engine server:\n%s", error.last_lines)
         sentence = f"pool {environment.name!r} cannot start its engine: {error}"
-        failure = ResourceError(sentence) if error.killed else FatalStartError(f"rollouts: {sentence}")
+        elsewhere = isinstance(agent, AcrossHosts) and not error.permanent  # another host may be the cause
+        failure = ResourceError(sentence) if error.killed or elsewhere else FatalStartError(f"rollouts: {sentence}")
     except* OSError as group:
         failure = ResourceError(f"pool {environment.name!r} cannot start its engine: {group.exceptions[0]}")
     except* RayEndedError as group:
