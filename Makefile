@@ -63,6 +63,14 @@ sglang: setup ## Run the tests that start a real SGLang server on this CPU (1 GB
 	RLJOB_SGLANG_PYTHON="$$($(BIN)/python -m tools.sglang)" && export RLJOB_SGLANG_PYTHON && \
 		$(BIN)/python -m pytest $(or $(PYTEST_ARGS),rollout-image/tests/test_sglang_engine.py)
 
+RAY := .cache/ray
+
+.PHONY: ray
+ray: setup ## Run the tests of engines that span hosts with Ray itself: two Ray nodes on this machine (80 MB, once)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(RAY) --no-deps -r requirements/ray.txt
+	PYTHONPATH=$(CURDIR)/$(RAY) $(BIN)/python -m pytest \
+		$(or $(PYTEST_ARGS),rollout-image/tests/test_ray_node.py rollout-image/tests/test_engine_hosts.py)
+
 .PHONY: fuzz
 fuzz: setup ## Score 100,000 fuzzed answers with each reward that reads answers (20 minutes)
 	RLJOB_FUZZ=1 $(BIN)/python -m pytest reward-services/tests/test_fuzzed_answers.py
