@@ -169,3 +169,10 @@ def test_workers_on_other_hosts_reach_those_on_the_heads(tmp_path, monkeypatch, 
     assert "--tensor-parallel-size 8 --pipeline-parallel-size 2 --data-parallel-size 1 " in command
     assert "--distributed-executor-backend ray" in command
     assert "--host 127.0.0.1" in command, "only the agent calls the server"
+
+
+def test_the_error_of_a_worker_on_another_host_is_found(tmp_path):
+    adapter = VllmAdapter(Rollout(name="main", dtype="float32"), tmp_path)
+    prefix = "\x1b[36m(RayWorkerProc pid=7, ip=10.0.0.8)\x1b[0m ERROR 01-31 12:00:00 [worker.py:1]"
+    lines = ["INFO 01-31 12:00:00 [a.py:1] starts", f"{prefix} torch.OutOfMemoryError: CUDA out of memory"]
+    assert adapter.find_error(lines) == "OutOfMemoryError: CUDA out of memory"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +27,8 @@ from rljob.rollout.model_config import head_size
 PACKAGE = "rljob.rollout.adapters.vllm"
 LOG_PREFIX = r"(?:\([^)]*\)\s*)*(?:ERROR\s.*?\]\s*)?"
 """Prefix of a log line, for example: (EngineCore pid=7) ERROR 01-31 12:00:00 [core.py:1]."""
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
+"""Ray colors the prefix of lines of workers on other hosts."""
 SERVED_NAME = "model"
 PROBE_SLOTS = 8  # sequences beyond the pool's concurrency, so that a probe never waits for a slot
 CPU_STEP_TOKENS = 8192
@@ -151,7 +154,7 @@ class VllmAdapter:
 
     def find_error(self, lines: Iterable[str]) -> str:
         """Return which signal killed the engine process, else the first error that vLLM's log names."""
-        log = list(lines)
+        log = [COLOR.sub("", line) for line in lines]
         return find_kill(log) or first_error(log, LOG_PREFIX)
 
 
