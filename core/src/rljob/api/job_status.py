@@ -58,9 +58,9 @@ class RoleStatus(Model):
     name: Name
     """Name of the role."""
     desired: Count
-    """Desired pods."""
+    """Desired pods, of a pool engines."""
     ready: Count
-    """Ready pods."""
+    """Ready pods, of a pool engines."""
     summary: Text = ""
     """Why pods are not ready: "2 of 4 rollout pods pending: insufficient nvidia.com/gpu"; empty when all are ready."""
     restarts: Count = 0
