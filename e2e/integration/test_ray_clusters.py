@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from core.tests.goldens import CONTEXTS, across_hosts
+from e2e.integration.faulty import crashing_client
 from e2e.integration.job_lifecycle import GPUS, JobClient
 from e2e.integration.kuberay_double import KubeRay, kuberay
 from e2e.integration.operators import Object, running_operator
@@ -67,8 +68,8 @@ async def double(installed: None, cluster: ControlPlane, namespace: str) -> Asyn
         yield controller
 
 
-def operator(job_client: JobClient) -> Any:
-    return running_operator(job_client.cluster.kubeconfig, [job_client.namespace], cluster=GPUS)
+def operator(job_client: JobClient, **how: Any) -> Any:
+    return running_operator(job_client.cluster.kubeconfig, [job_client.namespace], cluster=GPUS, **how)
 
 
 async def ready(job_client: JobClient, engines: int) -> dict[str, Object]:
@@ -77,8 +78,9 @@ async def ready(job_client: JobClient, engines: int) -> dict[str, Object]:
     async def reached() -> dict[str, Object] | None:
         found = await job_client.children("RayCluster")
         role = await job_client.role(POOL)
-        pods = await job_client.pods(POOL)
-        done = len(found) == role.get("ready") == role.get("desired") == engines and len(pods) == 2 * engines
+        pods = [pod["metadata"]["labels"]["ray.io/cluster"] for pod in await job_client.pods(POOL)]
+        done = len(found) == role.get("ready") == role.get("desired") == engines
+        done = done and sorted(pods) == sorted([*found, *found])
         return found if done else None
 
     found: dict[str, Object] = await job_client.until(reached)
@@ -222,6 +224,28 @@ async def test_an_engine_is_replaced_after_an_exit_and_carries_the_count(
         assert body["metadata"]["annotations"]["rljob.dev/restarts"] == "1"
         role = await job_client.role(POOL)
         assert (role["restarts"], role["lastExit"]) == (1, "exit code 1")
+
+
+async def test_an_operator_that_is_killed_during_a_replacement_leaves_no_engine_too_many(
+    double: KubeRay, job_client: JobClient
+) -> None:
+    async with operator(job_client):
+        await job_client.run_up(rollouts=pool())
+        (before,) = await ready(job_client, 1)
+    for at in (1, 2):  # the deletion, the creation
+        worker = (await pods_of(job_client, before))["worker"]
+        await asyncio.to_thread(job_client.cluster.pods.restart, job_client.namespace, worker, 1)
+        async with operator(job_client, client=crashing_client(at, after=True)) as running:
+            await running.client.crashed.wait()
+            await running.kill()
+        async with operator(job_client) as running:
+
+            async def replaced(name: str = before) -> bool:
+                return name not in await job_client.children("RayCluster")
+
+            await job_client.until(replaced)
+            (before,) = await ready(job_client, 1)
+            await running.settled()
 
 
 async def test_engines_follow_the_scale_and_are_drained(double: KubeRay, job_client: JobClient) -> None:
