@@ -250,6 +250,12 @@ def deleted(world: World, pod: Pod) -> None:
     put(pod.metadata, deletion_timestamp=instant(world.now + 30))
 
 
+def deleted_and_ended(world: World, pod: Pod) -> None:
+    """The operator looks when the container has ended because of the deletion."""
+    deleted(world, pod)
+    world.exit(pod.metadata.name, 143)
+
+
 def missing(world: World, pod: Pod) -> None:
     del world.pods[pod.metadata.name]
 
@@ -270,7 +276,7 @@ def failed(world: World, pod: Pod) -> None:
     put(pod.status, phase="Failed")
 
 
-@pytest.mark.parametrize("lose", [deleted, missing, replaced, evicted, failed])
+@pytest.mark.parametrize("lose", [deleted, deleted_and_ended, missing, replaced, evicted, failed])
 @pytest.mark.parametrize("kind", ["head", "worker"])
 def test_an_engine_that_loses_a_pod_is_replaced_at_once_and_for_free(lose: Any, kind: str) -> None:
     world = running()
@@ -294,6 +300,35 @@ def test_an_engine_that_loses_a_pod_at_once_is_replaced_after_a_while() -> None:
     world.now += QUICK_END_SECONDS
     world.settle()
     assert GANG[0] not in clusters(world)
+
+
+@pytest.mark.parametrize("how", [deleted, evicted])
+def test_a_clock_that_was_set_back_holds_nothing_up(how: Any) -> None:
+    world = running()
+    world.now -= 7200
+    how(world, pods_of(world, GANG[0])[0])
+    world.settle()
+    assert GANG[0] not in clusters(world)
+
+
+def test_an_exit_in_the_future_is_not_waited_for() -> None:
+    world = running()
+    world.exit("main-0-worker", 1, fatal=False)
+    world.now -= 7200
+    world.settle()
+    assert GANG[0] not in clusters(world)
+
+
+def test_an_outdated_engine_stays_while_no_other_may_be_made() -> None:
+    world = running()
+    before = uids(world)
+    world.unschedulable("0/9 nodes are available: 9 Insufficient nvidia.com/gpu.", "trainer-1-uid")
+    world.change(rollouts=[{**pool()[0], "template": {"spec": {"nodeSelector": {"zone": "b"}}}}])
+    world.settle()
+    assert uids(world) == before
+    world.ready("trainer")
+    world.settle()
+    assert uids(world) != before
 
 
 def test_pods_of_a_deleted_engine_do_not_count() -> None:

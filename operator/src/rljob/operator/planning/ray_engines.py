@@ -125,7 +125,8 @@ def select(
             for each in kept:
                 if each.name in leave and not drain.holds(each.head if each.ready else None):
                     builder.delete([each.cluster])
-            staying = _replace_outdated(builder, role, staying, len(rendered))
+            if may_create:
+                staying = _replace_outdated(builder, role, staying, len(rendered))
             current = [each for each in staying if not _is_outdated(each.cluster, role)]
             desired += [_as(rendered[0], each.name, restarts_before(each.cluster)) for each in current if rendered]
             missing = len(rendered) - len(staying) if may_create else 0
@@ -227,24 +228,34 @@ def _is_due(engine: RayEngine, now: float) -> bool:
 def _end_of(cluster: Child, pods: Sequence[Pod], hosts: int, now: float) -> EngineEnd | None:
     """Return why an engine has ended; None while it works or starts."""
     before = restarts_before(cluster)
-    quick = seconds_of(cluster.metadata.creation_timestamp) or now
     disrupted = next((pod for pod in pods if is_disrupted(pod)), None)
     if disrupted is None and (exits := list(_exits(pods))):
         at, pod, end = min(exits, key=lambda exit: (exit[0], exit[1].metadata.name))
         restarts = max(0.0, before - lived(pod, end) / FORGIVENESS_SECONDS) + 1
         back_off = min(MAX_BACK_OFF_SECONDS, 2.0 ** min(6, math.ceil(restarts) - 1))
-        return EngineEnd(f"pod {pod.metadata.name}: {with_last_line(end)}", at + back_off, round(restarts, 3))
+        due = _after(at, back_off, now)
+        return EngineEnd(f"pod {pod.metadata.name}: {with_last_line(end)}", due, round(restarts, 3))
     if (why := _loss(cluster, pods, hosts, disrupted)) is None:
         return None
-    return EngineEnd(why, min(now, quick) + QUICK_END_SECONDS if now - quick < QUICK_END_SECONDS else now, before)
+    created = seconds_of(cluster.metadata.creation_timestamp) or now
+    return EngineEnd(why, _after(created, QUICK_END_SECONDS, now), before)
+
+
+def _after(at: float, seconds: float, now: float) -> float:
+    """Return the time that is ``seconds`` after ``at``; now if the clock was set back since ``at``."""
+    return now if at > now + MAX_BACK_OFF_SECONDS else at + seconds
 
 
 def _exits(pods: Sequence[Pod]) -> Iterator[tuple[float, Pod, Terminated]]:
-    """Yield time, pod and exit of the main containers that have exited at least once."""
+    """Yield time, pod and exit of the main containers that have exited at least once, and not because their pod is
+    being deleted."""
     for pod in pods:
         container = main_container(pod)
         end = last_end(container) if container is not None else None
-        if container is not None and end is not None and (container.restart_count or container.state.terminated):
+        if container is None or end is None:
+            continue
+        ended = container.state.terminated is not None and pod.metadata.deletion_timestamp is None
+        if ended or container.restart_count:
             yield seconds_of(end.finished_at) or 0.0, pod, end
 
 
