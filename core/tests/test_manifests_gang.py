@@ -161,3 +161,29 @@ def test_requests_of_pods_are_added_as_schedulers_count_them() -> None:
         "memory": "2147483648",
         "nvidia.com/gpu": "16",
     }
+
+
+@pytest.mark.parametrize("provider", ["kubernetes", "volcano", "coscheduling", "kueue"])
+def test_every_host_of_an_engine_counts(provider: str) -> None:
+    """A pool of two engines on two hosts, and the trainer's pod."""
+    job = with_gang(provider).model_copy(deep=True)
+    (pool,) = job.spec.rollouts
+    pool.hosts, pool.parallelism.tensor = 2, 16
+    target = GANG_TARGET if provider == "kueue" else RenderTarget(GANG_TARGET.cluster, "research", GANG_TARGET.uid)
+    objects = [each for role in render(job, target) for each in role.objects]
+    clusters = [each["spec"] for each in objects if each["kind"] == "RayCluster"]
+    groups = [clusters[0]["headGroupSpec"], *clusters[0]["workerGroupSpecs"]]
+    assert len(clusters) == 2 and len(groups) == 2
+    assert all(membership(each["template"]) == (provider != "kueue") for each in groups)
+    (spec,) = (each["spec"] for each in objects if each["metadata"]["name"] == "sums-gang")
+    match provider:
+        case "kubernetes":
+            assert spec["schedulingPolicy"]["gang"]["minCount"] == 5
+        case "coscheduling":
+            assert spec["minMember"] == 5
+        case "volcano":
+            assert spec["minMember"] == 5 and spec["minTaskMember"] == {"trainer": 1, "rollout-main": 4}
+            assert spec["minResources"]["nvidia.com/gpu"] == "34"
+        case "kueue":
+            (engines,) = (each for each in spec["podSets"] if each["name"] == "rollout-main")
+            assert engines["count"] == 4

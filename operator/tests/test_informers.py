@@ -86,7 +86,7 @@ async def test_a_type_of_another_project_may_be_missing_and_is_watched_once_it_i
         raise asyncio.CancelledError
 
     client.watch = watch
-    cache = Cache(BY_KEY["ScaledObject.keda.sh"], child_reader("ScaledObject.keda.sh"))
+    cache = Cache(BY_KEY["ScaledObject"], child_reader("ScaledObject"))
     reflector = Reflector(client, cache, "rljob.dev/job", "", print, Metrics())
     with pytest.raises(asyncio.CancelledError):
         await reflector.run()

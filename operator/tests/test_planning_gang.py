@@ -20,6 +20,10 @@ WITH_GROUP = ("kubernetes", "volcano", "coscheduling")
 SCALED = [{"name": "main", "replicas": {"min": 2, "max": 4}}]
 
 
+ACROSS = [{"name": "main", "hosts": 2, "parallelism": {"tensor": 16}, "replicas": {"min": 2, "max": 3}}]
+CLUSTERS = [f"{ENGINES}-0", f"{ENGINES}-1"]
+
+
 def gang(provider: str = "kubernetes", **spec: Any) -> World:
     return World(**{"scheduling": {"gang": {"provider": provider}}, "rollouts": SCALED, **spec})
 
@@ -198,3 +202,77 @@ def test_another_setting_of_the_cluster_does_not_change_the_gang_of_a_running_jo
     assert made.status.gang_provider == "none", "its pods were created by a release without gangs"
     new = plan(World(rollouts=SCALED).observe(), Cluster(gang="kubernetes"))
     assert new.status.gang_provider == "kubernetes" and "PodGroup" in {each["kind"] for each in new.desired}
+
+
+# --- engines that span hosts ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("provider", WITH_GROUP)
+def test_engines_that_span_hosts_are_created_with_the_gang_and_elastic_ones_after_it(provider):
+    world = gang(provider, rollouts=ACROSS)
+    world.settle()
+    assert world.names("RayCluster") == CLUSTERS
+    world.scale("rollout-main", 3)
+    created(world)
+    world.ready("trainer")
+    world.settle()
+    assert world.names("RayCluster") == CLUSTERS, "the hosts of the engines have no node yet"
+    world.ready()
+    world.settle()
+    assert world.names("RayCluster") == [*CLUSTERS, f"{ENGINES}-elastic-0"]
+
+
+def test_the_trainer_of_a_native_gang_waits_for_every_host_of_its_engines():
+    world = gang(rollouts=ACROSS, trainer={"nodes": 1})
+    world.settle()
+    assert world.names("Job") == [] and min_count(world) == 5
+    world.make_pods()
+    gone = world.find("worker")[0]
+    del world.pods[gone.metadata.name]
+    world.settle()
+    assert world.names("Job") == []
+    world.pods[gone.metadata.name] = gone
+    world.settle()
+    assert world.names("Job") == ["sums-trainer-1"]
+
+
+def test_engines_that_span_hosts_are_created_again_to_be_tried_after_the_trainer():
+    world = created(gang(rollouts=ACROSS))
+    before = {name: world.children["RayCluster", name].metadata.uid for name in CLUSTERS}
+    world.unschedulable(FULL)
+    world.now += REORDER_SECONDS
+    created(world)
+    names = world.names("RayCluster")
+    assert len(names) == 2 and not {world.children["RayCluster", name].metadata.uid for name in names} & {
+        *before.values()
+    }
+    world.unschedulable(FULL)
+    world.now += 3600
+    world.settle()
+    assert world.names("RayCluster") == names, "they are younger than the trainer's pods now"
+
+
+def test_a_gang_that_lost_engines_across_hosts_is_created_again():
+    world = gang(rollouts=ACROSS)
+    world.run_up()
+    world.change(rollouts=[{**ACROSS[0], "replicas": {"min": 1, "max": 3}}])
+    deleted = {ref for ref, _ in world.plan().deletions}
+    assert deleted == {(GROUP, "sums-gang"), ("Job", "sums-trainer-1"), *(("RayCluster", name) for name in CLUSTERS)}
+    world.settle()
+    world.now += 60
+    created(world)
+    assert min_count(world) == 4 and world.names("RayCluster") == CLUSTERS[:1], "the elastic engine comes later"
+
+
+def test_without_its_pod_group_no_engine_across_hosts_is_created():
+    world = gang(rollouts=ACROSS)
+    world.refused[GROUP, "sums-gang"] = "forbidden"
+    world.settle()
+    assert world.names("RayCluster") == []
+
+
+def test_a_gang_whose_engines_have_a_pending_host_waits():
+    world = created(gang(rollouts=ACROSS))
+    world.unschedulable(FULL)
+    world.settle()
+    assert world.condition("Ready")[2] == "none of the 6 pods of the gang has a node: insufficient nvidia.com/gpu"

@@ -217,9 +217,9 @@ def test_a_suspended_job_and_a_finished_job_have_no_workload(world):
 
 def test_without_kueue_the_missing_type_is_reported():
     world = Queued()
-    world.refused[WORKLOAD] = "the cluster has no type Workload.kueue.x-k8s.io; install its project"
+    world.refused[WORKLOAD] = "the cluster has no type Workload.kueue.x-k8s.io; install Kueue"
     world.settle()
-    assert world.why == "APIRejected" and "install its project" in world.condition("Ready")[2]
+    assert world.why == "APIRejected" and "install Kueue" in world.condition("Ready")[2]
     assert not world.names("StatefulSet")
 
 

@@ -116,11 +116,31 @@ def _members(roles: Sequence[RenderedRole]) -> list[_PodSet]:
 def _pod_sets(roles: Sequence[RenderedRole]) -> list[_PodSet]:
     """Return the pods of all roles."""
     return [
-        _PodSet(role.name, spec.get("completions") or spec.get("replicas") or 1, spec["template"], role.hash)
+        _PodSet(role.name, sum(count for _, count in made), made[0][0], role.hash)
         for role in roles
-        for each in role.objects
-        if "template" in (spec := each.get("spec") or {}) and spec.get("replicas") != 0
+        for made in _by_tier(role)
     ]
+
+
+def _by_tier(role: RenderedRole) -> list[list[tuple[Object, int]]]:
+    """Return template and number of the pods of each object of a role, by the tier of the pods."""
+    tiers: dict[str, list[tuple[Object, int]]] = {}
+    for each in role.objects:
+        template, count = pods_of(each)
+        if count:
+            tiers.setdefault(template["metadata"]["labels"].get(TIER, ""), []).append((template, count))
+    return list(tiers.values())
+
+
+def pods_of(rendered: Object) -> tuple[Object, int]:
+    """Return template and number of the pods that an object demands; 0 if it has none. The hosts of an engine are
+    counted as its head, because all have the same resources."""
+    spec = rendered.get("spec") or {}
+    if "headGroupSpec" in spec:  # a RayCluster
+        return spec["headGroupSpec"]["template"], 1 + sum(each["replicas"] for each in spec["workerGroupSpecs"])
+    if "template" not in spec:
+        return {}, 0
+    return spec["template"], int(spec.get("completions", spec.get("replicas", 1)))
 
 
 def _size(members: Sequence[_PodSet]) -> int:

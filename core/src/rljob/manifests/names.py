@@ -15,6 +15,8 @@ JOB = "rljob.dev/job"
 ROLE = "rljob.dev/role"
 ATTEMPT = "rljob.dev/attempt"
 """Label of the trainer's pods."""
+RAY_CLUSTER = "RayCluster"
+"""Kind of the object of an engine that spans hosts."""
 TIER = "rljob.dev/tier"
 """Label of the pods of trainer and pools: ``gang`` or ``elastic``. The two Deployments of a pool select by it, because
 Deployments with the same selector adopt each other's pods."""

@@ -26,11 +26,11 @@ from typing import Any
 
 from rljob.api.roles import Rollout
 from rljob.manifests.inputs import Object
+from rljob.manifests.names import RAY_CLUSTER
 from rljob.manifests.pods import PodSettings, pod_template
 from rljob.manifests.render_context import RenderContext, RoleKey
 from rljob.protocol.environment import RAY_AUTH_MODE, RAY_TOKEN_FILE
 
-KIND = "RayCluster"
 API = "ray.io/v1"
 OWN_COMMANDS = "ray.io/overwrite-container-cmd"
 CLUSTER_LABEL, NODE_TYPE = "ray.io/cluster", "ray.io/node-type"
@@ -87,7 +87,9 @@ def ray_cluster(
             }
         ],
     }
-    return ctx.object(role, KIND, name, {"spec": spec}, api=API, labels=labels, annotations={OWN_COMMANDS: "true"})
+    return ctx.object(
+        role, RAY_CLUSTER, name, {"spec": spec}, api=API, labels=labels, annotations={OWN_COMMANDS: "true"}
+    )
 
 
 def _template(ctx: RenderContext, pod: PodSettings, ports: Mapping[str, int]) -> Object:

@@ -11,12 +11,13 @@ pods of the trainer, the engines are replaced once if the gang finds no nodes: t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
-from rljob.manifests.gang import GANG, GROUP, WITH_POD_GROUP
+from rljob.manifests.gang import GANG, GROUP, WITH_POD_GROUP, pods_of
 from rljob.manifests.inputs import Object
-from rljob.manifests.names import TIER
-from rljob.operator.api_types import Child, Pod
+from rljob.manifests.names import RAY_CLUSTER, TIER
+from rljob.operator.api_types import Pod
 from rljob.operator.object_kinds import GANG_CHILDREN, NATIVE_POD_GROUPS, ref_of
 from rljob.operator.plan import COORDINATOR, TRAINER, Ref
 from rljob.operator.planning import pod_diagnosis
@@ -36,12 +37,14 @@ _UNINFORMATIVE = "waiting for minCount"
 
 def is_member(rendered: Object) -> bool:
     """Return whether a rendered object makes pods of the gang."""
-    template = (rendered.get("spec") or {}).get("template") or {}
+    template, _ = pods_of(rendered)
     return bool(template.get("metadata", {}).get("labels", {}).get(TIER) == GANG)
 
 
 def is_placed(view: JobView) -> bool:
-    """Return whether all pods of the gang have nodes."""
+    """Return whether all pods of the gang have nodes, and it is not created again."""
+    if _is_outgrown(view):
+        return False
     placed = [pod for pod in _members(view) if has_node(pod)]
     return all(sum(role_of_pod(pod) == role for pod in placed) >= count for role, count in _wanted(view).items())
 
@@ -96,13 +99,14 @@ def withheld(builder: PlanBuilder, view: JobView) -> set[Ref]:
     child = observed.children.get(ref)
     members = {ref_of(each) for role in view.roles for each in role.objects if is_member(each)}
     kept: set[Ref] = {ref} if child is not None and ref[0] == NATIVE_POD_GROUPS.key else set()
-    if child is not None and _is_outgrown(view, child, group):
-        found = (observed.children[each] for each in members if each in observed.children)
+    if child is not None and _is_outgrown(view):
+        found = (each for _, each in sorted(observed.children.items()) if is_member(each.body))
         builder.delete(each for each in (child, *found) if each.metadata.deletion_timestamp is None)
         return kept | members
     missing = ref in observed.refused or ref in observed.foreign
     if missing or (child is not None and child.metadata.deletion_timestamp is not None):
-        return kept | {each for each in members if each not in observed.children}
+        # The names of RayClusters change, so those of the gang are withheld together.
+        return kept | {each for each in members if each not in observed.children or each[0] == RAY_CLUSTER}
     return kept
 
 
@@ -139,10 +143,12 @@ def _group(view: JobView) -> Object | None:
     return role.objects[0] if role is not None else None
 
 
-def _is_outgrown(view: JobView, child: Child, group: Object) -> bool:
+def _is_outgrown(view: JobView) -> bool:
     """Return whether a native PodGroup must be created again: it demands more pods than the job has, or another number
     while there are no pods."""
-    if view.gang != NATIVE:
+    group = _group(view)
+    child = view.observed.children.get(ref_of(group)) if group is not None else None
+    if view.gang != NATIVE or group is None or child is None:
         return False
     there, wanted = _min_count(child.body), _min_count(group)
     return there > wanted or (there != wanted and not _members(view))
@@ -158,14 +164,13 @@ def _members(view: JobView) -> list[Pod]:
     return [pod for pods in view.pods.values() for pod in alive(pods) if pod.metadata.labels.get(TIER) == GANG]
 
 
-def _wanted(view: JobView) -> dict[str, int]:
+def _wanted(view: JobView) -> Mapping[str, int]:
     """Return role → number of its pods in the gang."""
-    found = {}
+    found: Counter[str] = Counter()
     for role in view.roles:
         for each in role.objects:
             if is_member(each):
-                spec = each["spec"]
-                found[role.name] = int(spec.get("completions") or spec.get("replicas") or 0)
+                found[role.name] += pods_of(each)[1]
     return found
 
 

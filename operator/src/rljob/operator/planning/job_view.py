@@ -15,12 +15,11 @@ from rljob.api.kubernetes import GangProvider
 from rljob.api.models import RLJob
 from rljob.manifests.gang import gang_provider
 from rljob.manifests.inputs import Cluster, Flavor, RenderTarget
-from rljob.manifests.names import ATTEMPT, RESTARTS, ROLE, role_name
+from rljob.manifests.names import ATTEMPT, RAY_CLUSTER, RESTARTS, ROLE, role_name
 from rljob.manifests.render_context import RenderedRole
 from rljob.operator.api_types import Child, ObjectCondition, OwnerReference, Pod
 from rljob.operator.plan import Observed, Ref
 
-RAY_CLUSTER = "RayCluster"
 WORKLOADS = frozenset({"Deployment", "StatefulSet", "Job", RAY_CLUSTER})
 """Kinds with pods."""
 RETAINED_KINDS = frozenset({"PersistentVolumeClaim", "Secret"})

@@ -10,6 +10,7 @@ from rljob.api.job_status import Attempt, RoleStatus
 from rljob.api.models import RLJob
 from rljob.manifests.gang import GROUP
 from rljob.manifests.inputs import Cluster
+from rljob.manifests.names import RAY_CLUSTER
 from rljob.operator.object_kinds import ref_of
 from rljob.operator.plan import INITIALIZER, TRAINER, Event, Observed, Plan, Ref
 from rljob.operator.planning import (
@@ -33,7 +34,6 @@ from rljob.operator.planning import (
 )
 from rljob.operator.planning.initializer_stage import InitializerStage
 from rljob.operator.planning.job_view import (
-    RAY_CLUSTER,
     RETAINED_KINDS,
     WORKLOADS,
     JobView,
@@ -271,6 +271,7 @@ def _select_objects(
     withheld = {*withheld, *gang_placement.withheld(builder, view)}
     trainer_due = trainer_due and not gang_placement.waits_for_engines(view)
     gang_placement.requeue(builder, view)
+    gang_withheld = any(ref[0] == RAY_CLUSTER for ref in withheld)
     unneeded = ray_engines.leaving(builder, view) if stage.done else []
     heads = [each.head.metadata.name for each in unneeded if each.head is not None]
     held, draining = scale.drain(builder, view, heads)
@@ -313,6 +314,6 @@ def _select_objects(
         and children[ref].metadata.deletion_timestamp is None
     )
     if stage.done:
-        builder.desired += ray_engines.select(builder, view, unneeded, draining, blocked)
+        builder.desired += ray_engines.select(builder, view, unneeded, draining, blocked, gang_withheld)
     if stage.remove is not None:
         builder.delete([stage.remove])

@@ -15,14 +15,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rljob.manifests.gang import ELASTIC, GANG, WITH_POD_GROUP
 from rljob.manifests.inputs import Object
-from rljob.manifests.names import RESTARTS, ROLE_HASH, TIER, object_name
-from rljob.manifests.ray_clusters import CLUSTER_LABEL, HEAD, KIND, NODE_TYPE
+from rljob.manifests.names import RAY_CLUSTER, RESTARTS, ROLE_HASH, TIER, object_name
+from rljob.manifests.ray_clusters import CLUSTER_LABEL, HEAD, NODE_TYPE
 from rljob.manifests.render_context import RenderedRole
-from rljob.manifests.resources import ELASTIC, GANG
 from rljob.operator.api_types import Child, Pod, Terminated
 from rljob.operator.plan import Event, Ref
-from rljob.operator.planning import reasons
+from rljob.operator.planning import gang_placement, reasons
 from rljob.operator.planning.container_exits import last_end, lived, main_container, with_last_line
 from rljob.operator.planning.job_view import JobView, condition, controller, is_disrupted, is_ready, restarts_before
 from rljob.operator.planning.plan_builder import PlanBuilder
@@ -77,11 +77,11 @@ def engines(view: JobView, role: RenderedRole, tier: str = "") -> list[RayEngine
     pods: dict[str, list[Pod]] = {}
     for pod in view.observed.pods:
         owner = controller(pod)
-        if owner is not None and owner.kind == KIND:
+        if owner is not None and owner.kind == RAY_CLUSTER:
             pods.setdefault(owner.uid, []).append(pod)
     found = []
     for child in view.workloads(role.name):
-        if child.kind == KIND and tier in ("", child.metadata.labels.get(TIER)):
+        if child.kind == RAY_CLUSTER and tier in ("", child.metadata.labels.get(TIER)):
             own = sorted(pods.get(child.metadata.uid, ()), key=lambda pod: pod.metadata.name)
             found.append(RayEngine(child, own, role.hosts, _end_of(child, own, role.hosts, view.now)))
     return found
@@ -100,7 +100,7 @@ def leaving(builder: PlanBuilder, view: JobView) -> list[RayEngine]:
 
 
 def select(
-    builder: PlanBuilder, view: JobView, unneeded: Sequence[RayEngine], drain: DrainState, blocked: bool
+    builder: PlanBuilder, view: JobView, unneeded: Sequence[RayEngine], drain: DrainState, blocked: bool, withheld: bool
 ) -> list[Object]:
     """Delete and replace RayClusters; return the desired ones. Others that are not deleted are left unchanged.
 
@@ -110,16 +110,22 @@ def select(
         unneeded: the result of :func:`leaving`.
         drain: how long they may work on.
         blocked: no RayCluster is created.
+        withheld: those of the gang are neither created nor changed.
     """
     names = _names_in_use(view)
     desired: list[Object] = []
     known: set[Ref] = set()
     leave = {each.name for each in unneeded}
-    may_create = not blocked and may_grow(view)
+    in_group, grows = view.gang in WITH_POD_GROUP, may_grow(view)
     for role in _pools(view):
         for tier in (GANG, ELASTIC):
             rendered, present = _rendered(role, tier), engines(view, role, tier)
-            known |= {(KIND, each.name) for each in present}
+            known |= {(RAY_CLUSTER, each.name) for each in present}
+            if tier == GANG and gang_placement.renews_engines(view):
+                builder.delete(each.cluster for each in present)
+            if tier == GANG and (withheld or gang_placement.renews_engines(view)):
+                continue
+            may_create = not blocked and (grows or (in_group and tier == GANG))
             kept, inherited = _replace_ended(builder, view, present)
             staying = [each for each in kept if each.name not in leave]
             for each in kept:
@@ -135,7 +141,7 @@ def select(
     builder.delete(
         child
         for ref, child in sorted(view.observed.children.items())
-        if ref[0] == KIND and ref not in known and child.metadata.deletion_timestamp is None
+        if ref[0] == RAY_CLUSTER and ref not in known and child.metadata.deletion_timestamp is None
     )
     return desired
 
@@ -146,7 +152,7 @@ def _pools(view: JobView) -> list[RenderedRole]:
 
 def _rendered(role: RenderedRole, tier: str) -> list[Object]:
     """Return the RayClusters that a tier of a pool should have. They differ in their names only."""
-    clusters = (each for each in role.objects if each["kind"] == KIND)
+    clusters = (each for each in role.objects if each["kind"] == RAY_CLUSTER)
     return [each for each in clusters if each["metadata"]["labels"][TIER] == tier]
 
 
@@ -159,7 +165,7 @@ def _as(rendered: Object, name: str, restarts: float) -> Object:
 def _names_in_use(view: JobView) -> set[str]:
     """Return the names of RayClusters of which something exists: KubeRay takes pods for those of a cluster by name."""
     refs: Iterable[Ref] = [*view.observed.children, *view.observed.foreign]
-    used = {name for kind, name in refs if kind == KIND}
+    used = {name for kind, name in refs if kind == RAY_CLUSTER}
     return used | {pod.metadata.labels[CLUSTER_LABEL] for pod in view.observed.pods if _in_cluster(pod)}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rljob.api.job_status import ReadyCounts, RLJobStatus, RoleStatus
 from rljob.manifests.gang import WITH_POD_GROUP
-from rljob.manifests.names import ROLE_HASH, role_name
+from rljob.manifests.names import RAY_CLUSTER, ROLE_HASH, role_name
 from rljob.manifests.render_context import RenderedRole
 from rljob.operator.api_types import Child, Pod
 from rljob.operator.planning import pod_diagnosis, ray_engines, reasons
@@ -21,7 +21,6 @@ from rljob.operator.planning.container_exits import (
     with_log_end,
 )
 from rljob.operator.planning.job_view import (
-    RAY_CLUSTER,
     JobView,
     alive,
     controller,
