@@ -142,3 +142,14 @@ def test_answers_that_arrive_late_do_not_change_the_last_state(data):
         elif event == "drop":
             cache.drop(raw(now + 1, uid=uid))
     assert versions(cache) == ({"p": len(history)} if history[-1][0] == "put" else {})
+
+
+def test_times_that_are_not_known_are_null():
+    """So Kubernetes reports a container that ended while its node was away."""
+    ended = {"name": "main", "state": {"terminated": {"exitCode": 137, "startedAt": None, "finishedAt": None}}}
+    scheduled = {"type": "PodScheduled", "status": "False", "lastTransitionTime": None}
+    cache = pods()
+    cache.put(raw(1, status={"phase": "Failed", "containerStatuses": [ended], "conditions": [scheduled]}))
+    (pod,) = cache.of_job(KEY).values()
+    assert pod.status.container_statuses[0].state.terminated.exit_code == 137
+    assert pod.status.conditions[0].last_transition_time is None

@@ -482,6 +482,16 @@ def test_work_is_counted_from_the_start_of_the_container(world):
     assert world.status.trainer.charged == charged + 1
 
 
+def test_an_exit_at_an_unknown_time_comes_after_those_at_known_times(world):
+    first, other = world.find("trainer-")
+    world.exit(first.metadata.name, 137)
+    world.exit(other.metadata.name, 1)
+    world.fail_job()
+    put(first.status.container_statuses[0].state.terminated, finished_at=None)
+    world.settle()
+    assert world.status.trainer.number == 2 and "exit code 1" in world.status.trainer.cause
+
+
 def test_a_pod_created_by_a_user_is_ignored(world):
     pod = copy.deepcopy(world.find("runner")[0])
     world.pods["debug"] = replace(pod, metadata=replace(pod.metadata, name="debug", owner_references=[]))

@@ -1,6 +1,7 @@
 """Types of Kubernetes objects with only the fields that decisions need, decoded directly from the API's JSON.
 
-Caches hold these instead of whole objects, so thousands of pods need little memory. All are read-only.
+Caches hold these instead of whole objects, so thousands of pods need little memory. All are read-only. A time that is
+not known is ``null`` in the API, for example when a container ended while its node was away.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ObjectCondition(_Camel, frozen=True):
     status: str = "Unknown"
     reason: str = ""
     message: str = ""
-    last_transition_time: str = ""
+    last_transition_time: str | None = None
 
 
 class Terminated(_Camel, frozen=True):
@@ -47,8 +48,8 @@ class Terminated(_Camel, frozen=True):
     signal: int = 0
     reason: str = ""
     message: str = ""
-    started_at: str = ""
-    finished_at: str = ""
+    started_at: str | None = None
+    finished_at: str | None = None
 
 
 class Waiting(_Camel, frozen=True):

@@ -83,14 +83,16 @@ def end_lag_left(pods: Sequence[Pod], failed: Mapping[str, Any], now: float) -> 
 
 def newest_end(pods: Sequence[Pod]) -> Terminated | None:
     """Return the newest exit; at equal times, the exit of the pod whose name sorts last."""
-    found = [(end.finished_at, pod.metadata.name, end) for pod, end in ends(pods)]
+    found = [(end.finished_at or "", pod.metadata.name, end) for pod, end in ends(pods)]
     return max(found, key=lambda each: each[:2])[2] if found else None
 
 
 def first_failure(pods: Sequence[Pod]) -> tuple[Pod, Terminated] | None:
-    """Return the pod that failed first, with its exit: later failures of the group are consequences."""
+    """Return the pod that failed first, with its exit: later failures of the group are consequences. An exit at an
+    unknown time is the last."""
     found = [(pod, end) for pod, end in ends(pods) if end.exit_code != 0]
-    return min(found, key=lambda each: (each[1].finished_at, each[0].metadata.name)) if found else None
+    order = ((end.finished_at is None, end.finished_at or "", pod.metadata.name, pod, end) for pod, end in found)
+    return min(order, key=lambda each: each[:3])[3:] if found else None
 
 
 def began(pod: Pod) -> float | None:

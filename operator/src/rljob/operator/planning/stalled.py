@@ -33,10 +33,11 @@ def stalled(pods: Iterable[Pod], children: Mapping[Ref, Child], now: float, clai
     found = {}
     for pod in pods:
         scheduled = pod_condition(pod, "PodScheduled")
+        since = (scheduled.last_transition_time if scheduled is not None else None) or pod.metadata.creation_timestamp
         if scheduled is not None and scheduled.status == "True" and _is_silent(pod):
-            found[pod.metadata.uid] = remaining(scheduled.last_transition_time, STALLED_SECONDS, now)
+            found[pod.metadata.uid] = remaining(since, STALLED_SECONDS, now)
         if claim and scheduled is not None and waits_for_claim(pod):
-            left, key = remaining(scheduled.last_transition_time, STALLED_SECONDS, now), key_of_claim(claim)
+            left, key = remaining(since, STALLED_SECONDS, now), key_of_claim(claim)
             found[key] = min(left, found.get(key, left))
     for (kind, _), child in children.items():
         if child.metadata.deletion_timestamp is not None:

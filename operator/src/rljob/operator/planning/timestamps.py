@@ -11,10 +11,10 @@ def instant(seconds: float) -> str:
     return datetime.fromtimestamp(math.floor(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def seconds_of(text: str) -> float | None:
-    """Return a timestamp as Unix seconds; None for an empty or invalid one."""
+def seconds_of(text: str | None) -> float | None:
+    """Return a timestamp as Unix seconds; None for an absent or invalid one."""
     try:
-        return datetime.fromisoformat(text).timestamp()
+        return datetime.fromisoformat(text or "").timestamp()
     except ValueError:
         return None
 
