@@ -182,7 +182,7 @@ def test_a_suspended_job_and_a_finished_job_have_no_pod_group():
     world.tell(state="Suspended")
     world.settle()
     assert world.condition("Suspended")[0] == "True" and (GROUP, "sums-gang") not in world.children
-    assert world.status.gang_provider is None
+    assert world.status.gang_provider == ""
     other = gang()
     other.run_up()
     other.tell(state="Succeeded")
@@ -197,7 +197,7 @@ def test_another_setting_of_the_cluster_does_not_change_the_gang_of_a_running_jo
     assert world.status.gang_provider == "none"
     made = plan(world.observe(), Cluster(gang="kubernetes"))
     assert "PodGroup" not in {each["kind"] for each in made.desired}
-    world.status = world.status.model_copy(update={"gang_provider": None})
+    world.status = world.status.model_copy(update={"gang_provider": ""})
     made = plan(world.observe(), Cluster(gang="kubernetes"))
     assert made.status.gang_provider == "none", "its pods were created by a release without gangs"
     new = plan(World(rollouts=SCALED).observe(), Cluster(gang="kubernetes"))

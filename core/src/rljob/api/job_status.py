@@ -311,8 +311,9 @@ class RLJobStatus(Model):
     """When suspension was requested."""
     pending_since: Time | None = None
     """Since when pods of the gang have been pending."""
-    gang_provider: GangProvider | None = None
-    """Gang provider with which the job's pods were created; another setting of the cluster does not change it."""
+    gang_provider: Literal[GangProvider, ""] = ""
+    """Gang provider with which the job's pods were created; another setting of the cluster does not change it. Empty: the
+    job has no pods."""
     evicted_at: Time | None = None
     """When Kueue took back the admission. The run writes a checkpoint and stops, as with `spec.suspend`."""
     trainer: Attempt | None = None

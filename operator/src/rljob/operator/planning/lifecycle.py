@@ -131,9 +131,9 @@ def _with_recorded_gang(builder: PlanBuilder, cluster: Cluster) -> Cluster:
     """Return the settings of the cluster with the gang provider of the job's pods, if there are any."""
     status = builder.status
     recorded = status.gang_provider
-    if recorded is None and status.start_time is not None and any(workloads(builder.observed)):
+    if not recorded and status.start_time is not None and any(workloads(builder.observed)):
         recorded = "none"  # created by a release without gang providers
-    return cluster if recorded in (None, cluster.gang) else replace(cluster, gang=recorded)
+    return replace(cluster, gang=recorded) if recorded and recorded != cluster.gang else cluster
 
 
 def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Render) -> None:

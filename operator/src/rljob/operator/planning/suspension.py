@@ -46,7 +46,7 @@ def suspend(builder: PlanBuilder, view: JobView, evicted: str = "") -> None:
     if running or alive(observed.pods):
         _set_suspended(builder, False, f"{evicted}; pods are being deleted" if evicted else "pods are being deleted")
     else:
-        status.gang_provider = None
+        status.gang_provider = ""
         _set_suspended(builder, True, "set spec.suspend to false to resume the run from its last checkpoint")
 
 
