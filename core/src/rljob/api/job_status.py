@@ -312,8 +312,8 @@ class RLJobStatus(Model):
     pending_since: Time | None = None
     """Since when pods of the gang have been pending."""
     gang_provider: Literal[GangProvider, ""] = ""
-    """Gang provider with which the job's pods were created; another setting of the cluster does not change it. Empty: the
-    job has no pods."""
+    """Gang provider with which the job's pods were created; another setting of the cluster does not change it. Empty if
+    the job has no pods."""
     evicted_at: Time | None = None
     """When Kueue took back the admission. The run writes a checkpoint and stops, as with `spec.suspend`."""
     trainer: Attempt | None = None
