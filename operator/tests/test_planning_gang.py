@@ -113,6 +113,15 @@ def test_a_gang_without_nodes_is_reported_with_the_cause_of_the_pod_that_finds_n
     assert world.why == "PodsPending", "a part has nodes"
 
 
+def test_the_cause_of_a_gang_of_volcano_is_that_of_the_pod_without_room():
+    world = created(gang("volcano"))
+    others = "3/4 tasks in gang unschedulable: pod group is not ready, 4 Pending, 4 minAvailable"
+    world.unschedulable(others, "rollout")
+    world.unschedulable("0/2 nodes are unavailable: 2 Insufficient nvidia.com/gpu.", "trainer")
+    world.settle()
+    assert world.condition("Ready")[2] == "none of the 4 pods of the gang has a node: insufficient nvidia.com/gpu"
+
+
 @pytest.mark.parametrize("provider", WITH_GROUP)
 def test_a_gang_that_no_scheduler_looks_at_is_reported_too(provider):
     world = created(gang(provider))

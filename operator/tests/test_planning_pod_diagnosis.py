@@ -36,6 +36,8 @@ def world():
             "didn't match Pod's node affinity/selector",
         ),
         ("0/1 nodes are available: 1 node(s) were unschedulable.", "nodes are cordoned"),
+        ("0/3 nodes are unavailable: 3 Insufficient nvidia.com/gpu.", "insufficient nvidia.com/gpu"),  # Volcano
+        ("all nodes are unavailable: 3 Insufficient nvidia.com/gpu.", "insufficient nvidia.com/gpu"),
         ("no nodes available to schedule pods", "there are no nodes"),
         ("0/0 nodes are available.", "there are no nodes"),
         ("something new.", "something new"),

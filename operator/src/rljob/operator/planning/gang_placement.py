@@ -31,8 +31,8 @@ REORDER_SECONDS = 10.0
 PLACE_SECONDS = 5.0
 """Time in which a scheduler usually places a gang. After it, or when the scheduler reports a cause, the gang waits."""
 _KINDS = frozenset(resource.key for resource in GANG_CHILDREN)
-_UNINFORMATIVE = "waiting for minCount"
-"""Part of kube-scheduler's message for a pod that has room, while another pod of the gang has none."""
+_UNINFORMATIVE = ("waiting for minCount", "tasks in gang unschedulable", "can possibly be assigned")
+"""Parts of the messages of kube-scheduler and Volcano for pods that have room, while another pod of the gang has none."""
 
 
 def is_member(rendered: Object) -> bool:
@@ -178,7 +178,13 @@ def _causes(pods: Sequence[Pod]) -> list[str]:
     """Return the causes that the scheduler reports, without duplicates and without those that only refer to others."""
     conditions = (pod_condition(pod, "PodScheduled") for pod in pods)
     messages = {each.message for each in conditions if each is not None and each.status == "False"}
-    return sorted({pod_diagnosis.scheduling(text) for text in messages if text and _UNINFORMATIVE not in text})
+    return sorted(
+        {
+            pod_diagnosis.scheduling(text)
+            for text in messages
+            if text and not any(each in text for each in _UNINFORMATIVE)
+        }
+    )
 
 
 def _seconds_left(view: JobView, pods: Sequence[Pod], span: float) -> float:

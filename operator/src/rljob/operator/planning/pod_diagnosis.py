@@ -35,7 +35,9 @@ _IMAGE = frozenset(
 _CONTAINER = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError", "StartError"}
 )
-_NODES = re.compile(r"^\d+/\d+ nodes are available: (?P<why>.*?)\.?(?: (?:preemption|no new claims).*)?$", re.DOTALL)
+_NODES = re.compile(
+    r"^(?:\d+/\d+|all) nodes are (?:un)?available: (?P<why>.*?)\.?(?: (?:preemption|no new claims).*)?$", re.DOTALL
+)
 _REWORDED = {"were unschedulable": "nodes are cordoned"}
 """Message of the scheduler without its count → clearer text."""
 _COUNT = re.compile(r"^\d+ (?:node\(s\) )?")
