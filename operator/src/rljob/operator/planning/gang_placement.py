@@ -32,7 +32,7 @@ PLACE_SECONDS = 5.0
 """Time in which a scheduler usually places a gang. After it, or when the scheduler reports a cause, the gang waits."""
 _KINDS = frozenset(resource.key for resource in GANG_CHILDREN)
 _UNINFORMATIVE = ("waiting for minCount", "tasks in gang unschedulable", "can possibly be assigned")
-"""Parts of the messages of kube-scheduler and Volcano for a pod that has room, while another pod of its gang has none."""
+"""Parts of the messages of a scheduler about a pod that has room, while another pod of its gang has none."""
 
 
 def is_member(rendered: Object) -> bool:
