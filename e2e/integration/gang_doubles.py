@@ -115,8 +115,9 @@ class SchedulerDouble(Double):
 
 
 class KueueDouble(Double):
-    """Kueue with one ClusterQueue and one ResourceFlavor: it admits Workloads in the order of their creation while
-    their GPUs fit into the quota, and counts a Workload until its reservation is taken out of its status."""
+    """Kueue with one ClusterQueue and one ResourceFlavor: it admits Workloads in the order of their creation, or of
+    their eviction, while their GPUs fit into the quota, and counts a Workload until its reservation is taken out of its
+    status."""
 
     QUEUE, FLAVOR, API = "gpus", "h100", "kueue.x-k8s.io/v1beta2"
 
@@ -128,7 +129,7 @@ class KueueDouble(Double):
         """Admit what fits, and say of the others why not."""
         workloads = self.api.list(f"/apis/{self.API}/workloads")
         used = sum(_gpus_of(each) for each in workloads if _is(each, "QuotaReserved") and not _is(each, "Finished"))
-        for each in sorted(workloads, key=lambda each: str(each["metadata"]["creationTimestamp"])):
+        for each in sorted(workloads, key=_queued_since):
             if _is(each, "QuotaReserved") or each["spec"].get("active") is False:
                 continue
             if _is(each, "Evicted") and not _is(each, "Requeued"):
@@ -185,6 +186,13 @@ class KueueDouble(Double):
 def _is(workload: Object, kind: str) -> bool:
     found = workload.get("status", {}).get("conditions", ())
     return any(each["type"] == kind and each["status"] == "True" for each in found)
+
+
+def _queued_since(workload: Object) -> str:
+    evicted = (each for each in workload.get("status", {}).get("conditions", ()) if each["type"] == "Evicted")
+    return max(
+        str(workload["metadata"]["creationTimestamp"]), *(str(each["lastTransitionTime"]) for each in evicted), ""
+    )
 
 
 def _gpus_of(workload: Object) -> int:

@@ -116,6 +116,14 @@ class JobClient:
         await self.until(has, seconds)
         return (await self.condition(kind))[2]
 
+    async def says(self, text: str) -> None:
+        """Wait until the message of the condition Ready contains ``text``."""
+
+        async def contains() -> bool:
+            return text in (await self.condition("Ready"))[2]
+
+        await self.until(contains)
+
     async def ready_pods(self) -> None:
         """Wait until every role has all desired pods ready."""
 

@@ -66,8 +66,8 @@ async def test_two_jobs_of_two_nodes_on_three_nodes_one_is_whole_and_the_other_h
 
             winner = await one.until(first)
             loser = other if winner is one else one
-            message = await loser.reason("GangPending")
-            assert "none of the 9 pods of the gang has a node" in message and "insufficient nvidia.com/gpu" in message
+            await loser.reason("GangPending")
+            await loser.says("none of the 9 pods of the gang has a node: insufficient nvidia.com/gpu")
             for _ in range(10):
                 assert (await gang_bound(winner), await gang_bound(loser)) == (9, 0)
                 await asyncio.sleep(0.5)
