@@ -115,19 +115,22 @@ class SchedulerDouble(Double):
 
 
 class KueueDouble(Double):
-    """Kueue with one ClusterQueue and one ResourceFlavor: it admits Workloads in the order of their creation, or of
-    their eviction, while their GPUs fit into the quota, and counts a Workload until its reservation is taken out of its
-    status."""
+    """Kueue for one namespace, with one ClusterQueue and one ResourceFlavor.
+
+    It admits Workloads in the order of their creation, or of their eviction, while their GPUs fit into the quota, and
+    counts a Workload until its reservation is taken out of its status.
+    """
 
     QUEUE, FLAVOR, API = "gpus", "h100", "kueue.x-k8s.io/v1beta2"
 
-    def __init__(self, api: Api, quota: int) -> None:
+    def __init__(self, api: Api, namespace: str, quota: int) -> None:
         super().__init__(api)
+        self._collection = f"/apis/{self.API}/namespaces/{namespace}/workloads"
         self._quota = quota
 
     def step(self) -> None:
         """Admit what fits, and say of the others why not."""
-        workloads = self.api.list(f"/apis/{self.API}/workloads")
+        workloads = self.api.list(self._collection)
         used = sum(_gpus_of(each) for each in workloads if _is(each, "QuotaReserved") and not _is(each, "Finished"))
         for each in sorted(workloads, key=_queued_since):
             if _is(each, "QuotaReserved") or each["spec"].get("active") is False:
@@ -179,7 +182,7 @@ class KueueDouble(Double):
             conditions[kind]["lastTransitionTime"] = since
         status = {"conditions": list(conditions.values())} | ({"admission": admission} if admission else {})
         metadata = workload["metadata"]
-        path = f"/apis/{self.API}/namespaces/{metadata['namespace']}/workloads/{metadata['name']}/status"
+        path = f"{self._collection}/{metadata['name']}/status"
         self.api.patch(path, {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": status})
 
 

@@ -180,7 +180,7 @@ def kueue(plane: ControlPlane, where: str) -> Iterator[KueueDouble]:
         api.apply_object({"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec})
     local = {"metadata": {"name": "research", "namespace": where}, "spec": {"clusterQueue": KueueDouble.QUEUE}}
     api.create({"apiVersion": version, "kind": "LocalQueue", **local})
-    return KueueDouble(api, 16)
+    return KueueDouble(api, where, 16)
 
 
 def workload_path(job: JobClient) -> str:
