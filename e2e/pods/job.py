@@ -30,8 +30,11 @@ that of the trainer: a Kubernetes Job would take 0 for a complete training."""
 IDLE_RESOURCES = {"requests": {"cpu": "10m", "memory": "32Mi"}}
 """Resources of an idle container: room on the node is for the jobs that train at the same time."""
 GPU_ROLES = ("trainer", "rollout-main")
-CHILDREN = (*list(VERSIONS)[1:], "Service", "ConfigMap", "Secret", "ServiceAccount", "PersistentVolumeClaim", "Pod")
-"""Kinds that a job consists of."""
+CHILDREN = (
+    *(kind for kind in VERSIONS if kind not in ("RLJob", "RayCluster")),
+    *("Service", "ConfigMap", "Secret", "ServiceAccount", "PersistentVolumeClaim", "Pod"),
+)
+"""Kinds that a job consists of in a cluster without other projects."""
 READ = """
 import json, sqlite3, sys
 ledger = sqlite3.connect("file:/var/lib/rljob/ledger.sqlite?mode=ro", uri=True, timeout=30)
