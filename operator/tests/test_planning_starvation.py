@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import force_setattr
 
 from rljob.operator.planning.scale import GIVE_BACK_SECONDS
-from rljob.operator.planning.starvation import STARVATION_SECONDS
+from rljob.operator.planning.starvation import STARVATION_SECONDS, TERMINATION_SECONDS
 from rljob.operator.planning.timestamps import instant
 
 from .world import World
@@ -105,6 +105,16 @@ def test_engines_stay_while_an_old_pod_of_the_gang_still_holds_its_accelerators(
     world.now += 3600
     world.settle()
     assert replicas(world) == 2
+
+
+def test_a_pod_of_the_gang_that_stays_on_a_lost_node_holds_nothing_up(world):
+    lost = next(pod for pod in world.find("rollout-main") if "elastic" not in pod.metadata.name)
+    force_setattr(lost.metadata, "deletion_timestamp", instant(world.now + 30))
+    made = world.settle()
+    assert made.after == 30 + TERMINATION_SECONDS and world.status.draining == []
+    world.now += 30 + TERMINATION_SECONDS
+    world.settle()
+    assert len(world.status.draining) == 2
 
 
 @pytest.mark.parametrize("seed", range(50 if os.environ.get("RLJOB_THOROUGH") else 3))

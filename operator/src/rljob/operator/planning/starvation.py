@@ -16,6 +16,8 @@ from rljob.operator.planning.timestamps import remaining
 
 STARVATION_SECONDS = 5.0
 """A pod of the gang waits for this time before elastic engines are removed: most pods are bound within a second."""
+TERMINATION_SECONDS = 10.0
+"""A pod that is deleted has this time beyond its grace period, at whose end deletionTimestamp is."""
 _NO_RESOURCES = "Insufficient "
 """Part of the scheduler's message if nodes lack a resource. Other causes are not removed by ending engines."""
 
@@ -23,13 +25,13 @@ _NO_RESOURCES = "Insufficient "
 def seconds_to_starvation(observed: Observed) -> float | None:
     """Return the seconds until elastic engines are given back, 0 or less: now; None if no pod of the gang needs them.
 
-    While an old pod of the gang terminates, its accelerators are about to become free, and nothing is given back.
+    While an old pod of the gang terminates, its accelerators are about to become free, and nothing is given back. One
+    that stays after its grace period is on a lost node.
     """
     gang = [pod for pod in alive(observed.pods) if pod.metadata.labels.get(TIER) == GANG]
-    if any(pod.metadata.deletion_timestamp is not None for pod in gang):
-        return None
     waits = [left for pod in gang if (left := _seconds_left(pod, observed.now)) is not None]
-    return min(waits, default=None)
+    ends = (pod.metadata.deletion_timestamp for pod in gang if pod.metadata.deletion_timestamp is not None)
+    return max([min(waits), *(remaining(end, TERMINATION_SECONDS, observed.now) for end in ends)]) if waits else None
 
 
 def has_elastic_engines(observed: Observed) -> bool:
