@@ -285,3 +285,37 @@ def test_a_gang_whose_engines_have_a_pending_host_waits():
     world.unschedulable(FULL)
     world.settle()
     assert world.condition("Ready")[2] == "none of the 6 pods of the gang has a node: insufficient nvidia.com/gpu"
+
+
+# --- a PodGroup that a user deletes; pods of a lost node --------------------------------------------------------------
+
+
+def delete_group(world: World) -> None:
+    """Have a user delete the PodGroup, which stays as long as it has pods."""
+    force_setattr(world.children[GROUP, "sums-gang"].metadata, "deletion_timestamp", instant(world.now))
+
+
+def test_the_trainer_of_a_gang_whose_pod_group_a_user_has_deleted_gets_its_next_attempt():
+    world = gang()
+    world.run_up()
+    delete_group(world)
+    world.now += 3600
+    world.exit("trainer", 1)
+    world.fail_job()
+    world.settle()
+    world.now += 60
+    world.settle()
+    assert world.names("Job") == ["sums-trainer-2"]
+
+
+def test_an_engine_across_hosts_is_replaced_while_the_deleted_pod_group_stays():
+    world = gang(rollouts=ACROSS)
+    world.run_up()
+    world.provisioned()
+    world.now += 3600
+    world.settle()
+    delete_group(world)
+    world.exit(f"{CLUSTERS[0]}-worker", 1, fatal=False)
+    world.now += 60
+    world.settle()
+    assert world.names("RayCluster") == [CLUSTERS[1], f"{ENGINES}-2"]

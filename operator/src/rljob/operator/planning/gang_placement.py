@@ -104,7 +104,7 @@ def withheld(builder: PlanBuilder, view: JobView) -> set[Ref]:
         builder.delete(each for each in (child, *found) if each.metadata.deletion_timestamp is None)
         return kept | members
     missing = ref in observed.refused or ref in observed.foreign
-    if missing or (child is not None and child.metadata.deletion_timestamp is not None):
+    if missing or (child is not None and child.metadata.deletion_timestamp is not None and not _has_workloads(view)):
         # The names of RayClusters change, so those of the gang are withheld together.
         return kept | {each for each in members if each not in observed.children or each[0] == RAY_CLUSTER}
     return kept
@@ -152,6 +152,13 @@ def _is_outgrown(view: JobView) -> bool:
         return False
     there, wanted = _min_count(child.body), _min_count(group)
     return there > wanted or (there != wanted and not _members(view))
+
+
+def _has_workloads(view: JobView) -> bool:
+    """Return whether the gang has workloads: their pods keep a PodGroup that somebody has deleted, and new ones may
+    join them."""
+    present = (each for each in view.observed.children.values() if each.metadata.deletion_timestamp is None)
+    return any(is_member(each.body) for each in present)
 
 
 def _min_count(group: Object) -> int:
