@@ -530,3 +530,29 @@ def test_plans_are_idempotent() -> None:
     for each in made.desired:
         if each["kind"] == "RayCluster":
             assert replace(live[each["metadata"]["name"]]).annotations == each["metadata"]["annotations"]
+
+
+def test_the_restarts_of_an_engine_that_ends_while_the_trainer_has_no_node_are_kept() -> None:
+    world = running()
+    world.exit(f"{GANG[0]}-worker", 1, fatal=False)
+    world.unschedulable("0/9 nodes are available: 9 Insufficient nvidia.com/gpu.", "sums-trainer")
+    world.now += 61
+    world.settle()
+    assert clusters(world) == GANG, "its successor cannot be created yet"
+    world.ready("sums-trainer")
+    recover(world)
+    assert world.children["RayCluster", clusters(world)[1]].metadata.annotations["rljob.dev/restarts"] == "1"
+
+
+@pytest.mark.parametrize("age", [3, 3600])
+def test_an_exit_beside_a_deleted_pod_of_the_engine_is_free(age: int) -> None:
+    """The other hosts lose it, and exit."""
+    world = World(rollouts=pool())
+    world.run_up()
+    world.now += age
+    head, worker = pods_of(world, GANG[0])
+    put(head.metadata, deletion_timestamp=instant(world.now + 30))
+    world.exit(worker.metadata.name, 1, fatal=False)
+    world.now += QUICK_END_SECONDS
+    world.settle()
+    assert "rljob.dev/restarts" not in world.children["RayCluster", "sums-rollout-main-2"].metadata.annotations

@@ -126,7 +126,8 @@ def select(
             if tier == GANG and (withheld or gang_placement.renews_engines(view)):
                 continue
             may_create = not blocked and (grows or (in_group and tier == GANG))
-            kept, inherited = _replace_ended(builder, view, present)
+            # An engine that has ended stays until its successor, which takes over its restarts, may be created.
+            kept, inherited = _replace_ended(builder, view, present) if may_create else (present, [])
             staying = [each for each in kept if each.name not in leave]
             for each in kept:
                 if each.name in leave and not drain.holds(each.head if each.ready else None):
@@ -234,7 +235,7 @@ def _is_due(engine: RayEngine, now: float) -> bool:
 def _end_of(cluster: Child, pods: Sequence[Pod], hosts: int, now: float) -> EngineEnd | None:
     """Return why an engine has ended; None while it works or starts."""
     before = restarts_before(cluster)
-    disrupted = next((pod for pod in pods if is_disrupted(pod)), None)
+    disrupted = next((pod for pod in pods if is_disrupted(pod) or pod.metadata.deletion_timestamp is not None), None)
     if disrupted is None and (exits := list(_exits(pods))):
         at, pod, end = min(exits, key=lambda exit: (exit[0], exit[1].metadata.name))
         restarts = max(0.0, before - lived(pod, end) / FORGIVENESS_SECONDS) + 1
