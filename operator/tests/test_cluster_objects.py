@@ -2,7 +2,9 @@
 
 import json
 
-from rljob.kube.errors import ForbiddenError, NotFoundError
+import pytest
+
+from rljob.kube.errors import ForbiddenError, NotFoundError, UnavailableError
 from rljob.manifests.inputs import Flavor
 from rljob.operator.cluster_objects import KEEP_SECONDS, ClusterObjects
 
@@ -48,3 +50,13 @@ async def test_the_value_of_a_priority_class_is_read_only_for_jobs_that_name_one
     assert await found.priority(None) is None and server.reads == []
     assert await found.priority("high") == 1000 and await found.priority("gone") is None
     assert server.reads[0] == "/apis/scheduling.k8s.io/v1/priorityclasses/high"
+
+
+async def test_an_answer_that_did_not_come_is_no_answer():
+    """The job would wait at priority 0, and a running one would look as if its flavor was deleted."""
+    server = Server(high=UnavailableError(0, "", "no answer"))
+    found = ClusterObjects(server, lambda: 0.0)
+    with pytest.raises(UnavailableError):
+        await found.priority("high")
+    server.answers["high"] = {"value": 1000}
+    assert await found.priority("high") == 1000

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rljob.manifests.inputs import Flavor
+from rljob.operator.planning.kueue_admission import CREATED_SECONDS
 from rljob.operator.planning.timestamps import instant
 
 from .world import World
@@ -236,3 +237,51 @@ def test_the_priority_of_the_job_orders_the_queue_if_it_is_known():
     assert "priority" not in world.decide().desired[0]["spec"]
     spec = world.decide(priority=7).desired[0]["spec"]
     assert spec["priority"] == 7 and spec["priorityClassRef"]["name"] == "high"
+
+
+def running_in_kueue() -> Queued:
+    world = Queued()
+    world.settle()
+    world.admit()
+    world.run_up()
+    return world
+
+
+def test_a_job_whose_flavor_cannot_be_read_still_ends():
+    world = running_in_kueue()
+    world.flavors = {}
+    world.settle()
+    assert world.why == "APIRejected" and world.find("trainer"), "nothing changes meanwhile"
+    world.tell(state="Succeeded")
+    world.settle()
+    assert world.condition("Complete")[0] == "True"
+
+
+def test_a_job_whose_flavor_cannot_be_read_still_stops_when_it_is_suspended_or_evicted():
+    suspended, evicted = running_in_kueue(), running_in_kueue()
+    for world in (suspended, evicted):
+        world.flavors = {}
+    suspended.change(suspend=True)
+    suspended.settle()
+    evicted.evict()
+    evicted.settle()
+    assert (suspended.why, evicted.why) == ("Suspending", "Suspending")
+
+
+def test_an_evicted_job_whose_claim_another_job_uses_gives_its_quota_back():
+    world = Queued()
+    world.settle()
+    world.claim_in_use = "claim data is used by job other"
+    world.admit()
+    world.settle()
+    world.evict()
+    world.settle()
+    assert world.kueue_says("QuotaReserved")[0] == "False"
+
+
+def test_a_job_says_what_its_workload_waits_for_without_an_event_of_kueue():
+    world = Queued()
+    assert world.plan().after == CREATED_SECONDS
+    world.now += CREATED_SECONDS
+    world.settle()
+    assert world.condition("Ready")[2] == "Workload sums-gang waits in LocalQueue research of Kueue"

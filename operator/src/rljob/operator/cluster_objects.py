@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rljob.kube.errors import ApiError
+from rljob.kube.errors import ForbiddenError, NotFoundError
 from rljob.kube.resource_kinds import Resource
 from rljob.manifests.gang import KUEUE_GROUP, KUEUE_VERSION
 from rljob.manifests.inputs import Flavor
@@ -69,7 +69,7 @@ class ClusterObjects:
             return raw
         try:
             raw = await self._client.get(resource, "", name)
-        except ApiError as error:  # no rights, no Kueue, or the server is overloaded
+        except (ForbiddenError, NotFoundError) as error:
             log.warning("%s %s cannot be read: %s", resource.kind, name, error)
             raw = None
         self._found[key] = now, raw

@@ -25,6 +25,8 @@ from rljob.operator.planning.plan_builder import PlanBuilder
 
 PREEMPTED = "Preempted"
 """Reason of an eviction after which Kueue queues the Workload at once; after others it decides itself when."""
+CREATED_SECONDS = 1.0
+"""After it a job says what its new Workload waits for; no event follows the creation while Kueue is away."""
 PODS_READY = "PodsReady"
 """Condition by which Kueue evicts a job whose pods do not become ready in time, where it is configured to."""
 
@@ -116,6 +118,8 @@ def wait(builder: PlanBuilder, view: JobView, admission: Admission) -> None:
         role = view.role(GROUP)
         assert role is not None, "Kueue has a Workload"
         builder.desired.extend(role.objects)
+        if admission.workload is None:
+            builder.requeue_after(CREATED_SECONDS)
     blocked = readiness.blocked(observed.foreign, observed.refused)
     reason, message = (blocked.reason, blocked.message) if blocked else (reasons.QUEUED, admission.message)
     if suspension.is_suspended(status):

@@ -105,24 +105,30 @@ def _advance(builder: PlanBuilder, job: RLJob, cluster: Cluster, render: Render)
     left = starvation.seconds_to_starvation(observed)
     if left is not None and starvation.has_elastic_engines(observed):
         builder.requeue_after(left)
+    if run is not None and run.state == "Succeeded":
+        completion.end(builder, "Complete", reasons.SUCCEEDED, run.message or "the run has succeeded")
+        return
+    if run is not None and run.state == "Failed":
+        completion.end(builder, "Failed", run.reason or reasons.RUN_FAILED, run.message or "the run has failed")
+        return
+    unknown, flavors = "", {}
     try:
         flavors = kueue_admission.flavors_of_roles(observed)
+    except kueue_admission.MissingFlavorError as error:
+        unknown = str(error)  # a job that stops does not need them
+    try:
         view = observe(observed, job, cluster, attempt, render, flavors, left is not None and left <= 0)
     except ValueError as error:
         _reject_spec(builder, str(error).splitlines())
         return
-    except kueue_admission.MissingFlavorError as error:
-        conditions.set_condition(builder, "Ready", False, reasons.API_REJECTED, str(error))
-        builder.requeue_after(ASK_SECONDS)
-        return
-    if run is not None and run.state == "Succeeded":
-        completion.end(builder, "Complete", reasons.SUCCEEDED, run.message or "the run has succeeded")
-    elif run is not None and run.state == "Failed":
-        completion.end(builder, "Failed", run.reason or reasons.RUN_FAILED, run.message or "the run has failed")
-    elif job.spec.suspend:
+    admission = kueue_admission.read(view) if view.gang == "kueue" else None
+    if job.spec.suspend:
         suspension.suspend(builder, view)
-    elif view.gang == "kueue" and not observed.claim_in_use and not (admission := kueue_admission.read(view)).admitted:
+    elif admission is not None and not admission.admitted and (admission.evicted or not observed.claim_in_use):
         kueue_admission.wait(builder, view, admission)
+    elif unknown:
+        conditions.set_condition(builder, "Ready", False, reasons.API_REJECTED, unknown)
+        builder.requeue_after(ASK_SECONDS)
     else:
         _run_job(builder, view, cluster, render)
 
