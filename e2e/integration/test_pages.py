@@ -66,8 +66,8 @@ def cleaned(plane: ControlPlane, reader: Path) -> Iterator[None]:
     shell(f"helm uninstall rljob rljob-crds -n {SYSTEM} --ignore-not-found", reader)
     shell(f"kubectl delete crd --ignore-not-found --timeout=60s {' '.join(TYPES)}", reader)
     shell("kubectl delete pvc,jobs,pods --all -n default --timeout=60s", reader)
-    for name in {each["metadata"]["name"] for each in plane.api.list("/api/v1/namespaces")} - before:
-        shell(f"kubectl delete namespace {name} --timeout=90s", reader)
+    if new := {each["metadata"]["name"] for each in plane.api.list("/api/v1/namespaces")} - before:
+        shell(f"kubectl delete namespace {' '.join(sorted(new))} --timeout=90s", reader)
     shell("kubectl uncordon --selector type=kwok", reader)
 
 
