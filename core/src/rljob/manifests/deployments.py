@@ -17,7 +17,7 @@ from rljob.api.engine_registry import image_of
 from rljob.api.pod_models import PORT, PORT_NAME
 from rljob.api.roles import Environment, Reward, Rollout
 from rljob.manifests.coordinator import RESOURCES
-from rljob.manifests.gang import ELASTIC, GANG, membership
+from rljob.manifests.gang import ELASTIC, GANG, membership, tier_name
 from rljob.manifests.hashes import digest, of_pods
 from rljob.manifests.inputs import Object
 from rljob.manifests.names import role_name
@@ -228,14 +228,10 @@ def _host_budget(ctx: RenderContext, role: RoleKey, pool: Rollout, engines: int)
 
 def _pool_ray_clusters(ctx: RenderContext, role: RoleKey, pool: Rollout, which: str, engines: int) -> list[Object]:
     """Return a RayCluster for each engine of a tier. The operator gives the names of those that replace others."""
-    pod, base = _pool_pod(ctx, role, pool, which), _tier_name(role, which)
+    pod, base = _pool_pod(ctx, role, pool, which), tier_name(role.name, which)
     return [
         ray_cluster(ctx, role, pool, ctx.name(*base, str(number)), pod, tier_label(which)) for number in range(engines)
     ]
-
-
-def _tier_name(role: RoleKey, which: str) -> list[str]:
-    return [role.name, *([ELASTIC] if which == ELASTIC else [])]
 
 
 def _pool_pod(ctx: RenderContext, role: RoleKey, pool: Rollout, which: str) -> PodSettings:
@@ -267,4 +263,4 @@ def _pool_pod(ctx: RenderContext, role: RoleKey, pool: Rollout, which: str) -> P
 
 def _pool_deployment(ctx: RenderContext, role: RoleKey, pool: Rollout, which: str, replicas: int) -> list[Object]:
     template = pod_template(ctx, _pool_pod(ctx, role, pool, which))
-    return [deployment(ctx, role, ctx.name(*_tier_name(role, which)), replicas, template, tier_label(which))]
+    return [deployment(ctx, role, ctx.name(*tier_name(role.name, which)), replicas, template, tier_label(which))]

@@ -40,6 +40,11 @@ COSCHEDULING_GROUP, COSCHEDULING_VERSION = "scheduling.x-k8s.io", "v1alpha1"
 KUEUE_GROUP, KUEUE_VERSION = "kueue.x-k8s.io", "v1beta2"
 
 
+def tier_name(role: str, tier: str) -> list[str]:
+    """Return the parts of the names of a pool's objects of one tier."""
+    return [role, ELASTIC] if tier == ELASTIC else [role]
+
+
 @dataclass(frozen=True)
 class Membership:
     """What makes a pod a member of the gang, or makes its scheduler the one of the gang."""

@@ -155,8 +155,8 @@ def _is_outgrown(view: JobView) -> bool:
 
 
 def _has_workloads(view: JobView) -> bool:
-    """Return whether the gang has workloads: their pods keep a PodGroup that somebody has deleted, and new ones may
-    join them."""
+    """Return whether the gang has workloads. Their pods keep a PodGroup that a user has deleted, and new pods may join
+    it."""
     present = (each for each in view.observed.children.values() if each.metadata.deletion_timestamp is None)
     return any(is_member(each.body) for each in present)
 

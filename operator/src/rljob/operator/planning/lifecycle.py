@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rljob.api.job_status import Attempt, RoleStatus
 from rljob.api.models import RLJob
 from rljob.manifests.gang import GROUP
-from rljob.manifests.inputs import Cluster
+from rljob.manifests.inputs import Cluster, Flavor
 from rljob.manifests.names import RAY_CLUSTER
 from rljob.operator.object_kinds import ref_of
 from rljob.operator.plan import INITIALIZER, TRAINER, Event, Observed, Plan, Ref
@@ -111,7 +111,8 @@ def _advance(builder: PlanBuilder, job: RLJob, cluster: Cluster, render: Render)
     if run is not None and run.state == "Failed":
         completion.end(builder, "Failed", run.reason or reasons.RUN_FAILED, run.message or "the run has failed")
         return
-    unknown, flavors = "", {}
+    unknown = ""
+    flavors: Mapping[str, Flavor] = {}
     try:
         flavors = kueue_admission.flavors_of_roles(observed)
     except kueue_admission.MissingFlavorError as error:

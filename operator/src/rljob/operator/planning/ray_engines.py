@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rljob.manifests.gang import ELASTIC, GANG, WITH_POD_GROUP
+from rljob.manifests.gang import ELASTIC, GANG, WITH_POD_GROUP, tier_name
 from rljob.manifests.inputs import Object
 from rljob.manifests.names import RAY_CLUSTER, RESTARTS, ROLE_HASH, TIER, object_name
 from rljob.manifests.ray_clusters import CLUSTER_LABEL, HEAD, NODE_TYPE
@@ -117,13 +117,14 @@ def select(
     known: set[Ref] = set()
     leave = {each.name for each in unneeded}
     in_group, grows = view.gang in WITH_POD_GROUP, may_grow(view)
+    renews = gang_placement.renews_engines(view)
     for role in _pools(view):
         for tier in (GANG, ELASTIC):
             rendered, present = _rendered(role, tier), engines(view, role, tier)
             known |= {(RAY_CLUSTER, each.name) for each in present}
-            if tier == GANG and gang_placement.renews_engines(view):
+            if tier == GANG and renews:
                 builder.delete(each.cluster for each in present)
-            if tier == GANG and (withheld or gang_placement.renews_engines(view)):
+            if tier == GANG and (withheld or renews):
                 continue
             may_create = not blocked and (grows or (in_group and tier == GANG))
             # An engine that has ended stays until its successor, which takes over its restarts, may be created.
@@ -176,8 +177,7 @@ def _in_cluster(pod: Pod) -> bool:
 
 def _free_name(view: JobView, role: RenderedRole, tier: str, used: set[str]) -> str:
     """Return a name that is not used, and mark it as used."""
-    base = [role.name, *([ELASTIC] if tier == ELASTIC else [])]
-    number = 0
+    base, number = tier_name(role.name, tier), 0
     while (name := object_name(view.observed.metadata.name, *base, str(number))) in used:
         number += 1
     used.add(name)
@@ -234,15 +234,15 @@ def _is_due(engine: RayEngine, now: float) -> bool:
 
 def _end_of(cluster: Child, pods: Sequence[Pod], hosts: int, now: float) -> EngineEnd | None:
     """Return why an engine has ended; None while it works or starts."""
-    before = restarts_before(cluster)
-    disrupted = next((pod for pod in pods if is_disrupted(pod) or pod.metadata.deletion_timestamp is not None), None)
-    if disrupted is None and (exits := list(_exits(pods))):
+    before, taken = restarts_before(cluster), _taken(pods)
+    if taken is None and (exits := list(_exits(pods))):
         at, pod, end = min(exits, key=lambda exit: (exit[0], exit[1].metadata.name))
         restarts = max(0.0, before - lived(pod, end) / FORGIVENESS_SECONDS) + 1
         back_off = min(MAX_BACK_OFF_SECONDS, 2.0 ** min(6, math.ceil(restarts) - 1))
         due = _after(at, back_off, now)
         return EngineEnd(f"pod {pod.metadata.name}: {with_last_line(end)}", due, round(restarts, 3))
-    if (why := _loss(cluster, pods, hosts, disrupted)) is None:
+    why = taken or _loss(cluster, pods, hosts)
+    if why is None:
         return None
     created = seconds_of(cluster.metadata.creation_timestamp) or now
     return EngineEnd(why, _after(created, QUICK_END_SECONDS, now), before)
@@ -253,26 +253,30 @@ def _after(at: float, seconds: float, now: float) -> float:
     return now if at > now + MAX_BACK_OFF_SECONDS else at + seconds
 
 
+def _taken(pods: Sequence[Pod]) -> str | None:
+    """Return which pod was disrupted or deleted; None if none was. The exits of the others follow from it."""
+    for pod in pods:
+        if is_disrupted(pod):
+            return f"pod {pod.metadata.name} was disrupted"
+        if pod.metadata.deletion_timestamp is not None:
+            return f"pod {pod.metadata.name} was deleted"
+    return None
+
+
 def _exits(pods: Sequence[Pod]) -> Iterator[tuple[float, Pod, Terminated]]:
-    """Yield time, pod and exit of the main containers that have exited at least once, and not because their pod is
-    being deleted."""
+    """Yield time, pod and exit of the main containers that have exited at least once. No pod is being deleted."""
     for pod in pods:
         container = main_container(pod)
         end = last_end(container) if container is not None else None
         if container is None or end is None:
             continue
-        ended = container.state.terminated is not None and pod.metadata.deletion_timestamp is None
-        if ended or container.restart_count:
+        if container.state.terminated is not None or container.restart_count:
             yield seconds_of(end.finished_at) or 0.0, pod, end
 
 
-def _loss(cluster: Child, pods: Sequence[Pod], hosts: int, disrupted: Pod | None) -> str | None:
-    """Return which pod the engine has lost without an exit; None if it has all."""
-    if disrupted is not None:
-        return f"pod {disrupted.metadata.name} was disrupted"
+def _loss(cluster: Child, pods: Sequence[Pod], hosts: int) -> str | None:
+    """Return which pod the engine has lost without an exit or a deletion; None if it has all."""
     for pod in pods:
-        if pod.metadata.deletion_timestamp is not None:
-            return f"pod {pod.metadata.name} was deleted"
         if pod.status.phase in ("Failed", "Succeeded"):
             return f"pod {pod.metadata.name} was terminated by its node"
     provisioned = condition(cluster, PROVISIONED)
