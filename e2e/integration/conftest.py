@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def program(tmp_path_factory) -> Helm:
     """helm without a cluster."""
     return Helm(tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture
+def where(plane: ControlPlane) -> Iterator[str]:
+    """A namespace of the test's own on ``plane``, the control plane of its module."""
+    name = plane.namespace()
+    yield name
+    plane.api.delete(f"/api/v1/namespaces/{name}")
 
 
 @pytest.fixture

@@ -134,6 +134,20 @@ async def continues(harness: Harness, steps: int = 1) -> int:
     return wanted
 
 
+async def train(harness: Harness) -> None:
+    """Start a trainer; wait until it has applied two batches."""
+    await harness.start("trainer", "--seconds-per-step", "0.1")
+    await harness.until("trainer", "applied batch 1.")
+
+
+async def suspended(rljob: RLJobClient, harness: Harness, generation: int) -> None:
+    """Wait until the run is suspended by this generation, with a checkpoint of its last step and no trainer."""
+    run = await rljob.until(lambda run: run["state"] == "Suspended")
+    assert run["observedGeneration"] == generation
+    assert run["lastCheckpoint"]["step"] == run["progress"]["step"] >= 2
+    await harness.ended("trainer")
+
+
 async def close(*jobs: RLJobClient) -> None:
     """Close clients; wait until their TLS connections are closed too, which takes longer."""
     for job in jobs:
@@ -178,13 +192,9 @@ async def test_a_suspended_job_writes_a_checkpoint_and_resumes_from_it(
 ) -> None:
     job = make_job(checkpoints={"everySteps": 100})
     async with running(cluster, namespace, tmp_path, job, slow=0.001) as (rljob, harness):
-        await harness.start("trainer", "--seconds-per-step", "0.1")
-        await harness.until("trainer", "applied batch 1.")
+        await train(harness)
         generation = rljob.set_spec(suspend=True)
-        run = await rljob.until(lambda run: run["state"] == "Suspended")
-        assert run["observedGeneration"] == generation
-        assert run["lastCheckpoint"]["step"] == run["progress"]["step"] >= 2
-        await harness.ended("trainer")
+        await suspended(rljob, harness, generation)
         resumed = rljob.set_spec(suspend=False)
         await harness.ended("coordinator")  # the change came too late; in a pod the container starts again
         run = rljob.get()["status"]["run"]
@@ -201,13 +211,9 @@ async def test_a_job_that_kueue_evicts_writes_a_checkpoint(
 ) -> None:
     job = make_job(checkpoints={"everySteps": 100})
     async with running(cluster, namespace, tmp_path, job, slow=0.001) as (rljob, harness):
-        await harness.start("trainer", "--seconds-per-step", "0.1")
-        await harness.until("trainer", "applied batch 1.")
+        await train(harness)
         rljob.apply_status(evictedAt="2026-11-28T00:00:00Z")  # as the operator does
-        run = await rljob.until(lambda run: run["state"] == "Suspended")
-        assert run["observedGeneration"] == 1
-        assert run["lastCheckpoint"]["step"] == run["progress"]["step"] >= 2
-        await harness.ended("trainer")
+        await suspended(rljob, harness, 1)
 
 
 @pytest.mark.timeout(300)

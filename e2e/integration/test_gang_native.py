@@ -44,14 +44,6 @@ def plane() -> Iterator[ControlPlane]:
         yield made
 
 
-@pytest.fixture
-def where(plane: ControlPlane) -> Iterator[str]:
-    """A namespace of the test's own."""
-    name = plane.namespace()
-    yield name
-    plane.api.delete(f"/api/v1/namespaces/{name}")
-
-
 async def test_two_jobs_of_two_nodes_on_three_nodes_one_is_whole_and_the_other_has_no_pod_bound(
     plane: ControlPlane, where: str
 ):

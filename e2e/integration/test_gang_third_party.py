@@ -58,14 +58,6 @@ def plane() -> Iterator[ControlPlane]:
         yield made
 
 
-@pytest.fixture
-def where(plane: ControlPlane) -> Iterator[str]:
-    """A namespace of the test's own."""
-    name = plane.namespace()
-    yield name
-    plane.api.delete(f"/api/v1/namespaces/{name}")
-
-
 def settings(provider: str) -> Cluster:
     """Return the settings of a cluster; the second scheduler of scheduler-plugins has a name of its own."""
     return SCHEDULERS if provider == "coscheduling" else GPUS

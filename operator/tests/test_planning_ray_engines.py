@@ -276,15 +276,27 @@ def failed(world: World, pod: Pod) -> None:
     put(pod.status, phase="Failed")
 
 
-@pytest.mark.parametrize("lose", [deleted, deleted_and_ended, missing, replaced, evicted, failed])
+MESSAGES = {
+    deleted: "was deleted",
+    deleted_and_ended: "was deleted",
+    missing: "a pod is missing",
+    replaced: "came in place of another",
+    evicted: "was disrupted",
+    failed: "was terminated by its node",
+}
+
+
+@pytest.mark.parametrize("lose", MESSAGES)
 @pytest.mark.parametrize("kind", ["head", "worker"])
 def test_an_engine_that_loses_a_pod_is_replaced_at_once_and_for_free(lose: Any, kind: str) -> None:
     world = running()
     lose(world, pods_of(world, GANG[0])[kind == "worker"])
+    made = world.decide()
     world.settle()
     assert clusters(world) == ["sums-rollout-main-1", "sums-rollout-main-2"]
     successor = world.children["RayCluster", "sums-rollout-main-2"]
     assert "rljob.dev/restarts" not in successor.metadata.annotations
+    assert MESSAGES[lose] in " ".join(event.message for event in made.events)
     recover(world)
     assert (world.role(POOL).ready, world.role(POOL).restarts) == (2, 0)
     assert clusters(world) == ["sums-rollout-main-1", "sums-rollout-main-2"]

@@ -20,7 +20,7 @@ from rljob.protocol.agent_protocol import (
     SamplingParams,
     WeightAck,
 )
-from rljob.protocol.shared_messages import Probe
+from rljob.protocol.shared_messages import Probe, VersionSpan
 from rljob.trainer.weight_sender import WeightSender
 from rljob.transfer.bucket_wires import wire_buffers
 from rljob.transfer.packed_weights import pack
@@ -143,6 +143,17 @@ class Run:
         request_id = RequestId("g0.0", self.turns, 0)
         sampling = SamplingParams(temperature, tokens, list(stop), self.turns)
         return Generate(request_id, array("i", prompt).tobytes(), sampling)
+
+    async def update_and_generate(self, requests):
+        """Give the engine the next version, which compares digests and the probe; compare what it then samples."""
+        self.trainer.change()
+        await self.update()
+        messages = [self.request([3, 1, 4, i], 20) for i in range(requests)]
+        await self.coordinator.send(*messages)
+        for i, message in enumerate(messages):
+            done = await self.coordinator.completion(message.request_id)
+            assert done.spans == [VersionSpan(self.trainer.version, 0, 20)]
+            self.check([3, 1, 4, i], done)
 
     async def aborted(self, prompt, tokens):
         """Abort a request while it generates; return its completion."""

@@ -14,9 +14,8 @@ import subprocess
 import sys
 
 import pytest
-from served_engine import LONGEST, TOLERANCE, Trainer, agent_environment, running
+from served_engine import LONGEST, Trainer, agent_environment, running
 
-from rljob.protocol.shared_messages import VersionSpan
 from rljob.transfer.weight_group import address_towards
 
 pytestmark = [
@@ -88,15 +87,7 @@ async def run(tmp_path_factory, make_coordinator, manifest):
 
 async def test_the_workers_on_both_hosts_receive_each_update_and_generate(run):
     for _ in range(2):
-        run.trainer.change()
-        ack = await run.update()  # compares digests and the probe
-        assert ack.probe_error <= TOLERANCE
-        messages = [run.request([3, 1, 4, i], 20) for i in range(3)]
-        await run.coordinator.send(*messages)
-        for i, message in enumerate(messages):
-            done = await run.coordinator.completion(message.request_id)
-            assert done.spans == [VersionSpan(run.trainer.version, 0, 20)]
-            run.check([3, 1, 4, i], done)
+        await run.update_and_generate(3)
 
 
 async def test_the_server_listens_on_loopback_and_its_workers_belong_to_ray(run):

@@ -7,11 +7,10 @@ import threading
 
 import psutil
 import pytest
-from served_engine import LONGEST, TOLERANCE, Trainer, ints, running
+from served_engine import LONGEST, Trainer, ints, running
 
 from rljob.api.roles import Rollout
 from rljob.protocol.agent_protocol import EngineCrashed, WeightFailed
-from rljob.protocol.shared_messages import VersionSpan
 from rljob.rollout.adapters.vllm.adapter import VllmAdapter
 from rljob.rollout.conformance import CHECKS, corrupted_weights_generate_no_token
 from rljob.rollout.engine_under_test import EngineUnderTest
@@ -55,15 +54,7 @@ def workers(run):
 async def test_each_update_reaches_every_worker(run):
     assert len(workers(run)) == 2
     for _ in range(3):
-        run.trainer.change()
-        ack = await run.update()  # compares digests and the probe
-        assert ack.probe_error <= TOLERANCE
-        messages = [run.request([3, 1, 4, i], 20) for i in range(6)]
-        await run.coordinator.send(*messages)
-        for i, message in enumerate(messages):
-            done = await run.coordinator.completion(message.request_id)
-            assert done.spans == [VersionSpan(run.trainer.version, 0, 20)]
-            run.check([3, 1, 4, i], done)
+        await run.update_and_generate(6)
 
 
 async def test_the_processes_listen_on_loopback_only(run):
