@@ -184,6 +184,27 @@ def test_a_gang_with_fewer_pods_than_its_pod_group_demands_is_created_again_for_
     assert (world.status.trainer.number, world.status.trainer.charged) == (2, 0)
 
 
+def test_a_gang_with_more_pods_than_its_pod_group_demands_is_created_again_when_its_trainer_has_no_node():
+    world = gang()
+    world.run_up()
+    world.change(rollouts=[{"name": "main", "replicas": {"min": 3, "max": 4}}])
+    world.settle()
+    world.make_pods()
+    assert min_count(world) == 4 and replicas(world) == 3, "the trainer works"
+    world.exit("trainer", 1)
+    world.fail_job()
+    made = world.plan()
+    assert {(GROUP, "sums-gang"), ("Deployment", ENGINES)} <= {ref for ref, _ in made.deletions}
+    world.settle()
+    world.now += 60
+    created(world)
+    assert min_count(world) == 5 and replicas(world) == 3 and world.names("Job") == ["sums-trainer-2"]
+    assert (world.status.trainer.number, world.status.trainer.charged) == (2, 1)
+    world.ready()
+    made = world.settle()
+    assert made.deletions == [] and min_count(world) == 5
+
+
 def test_a_suspended_job_and_a_finished_job_have_no_pod_group():
     world = gang(suspendGraceSeconds=1)
     world.run_up()

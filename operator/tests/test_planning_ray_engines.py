@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from rljob.manifests.names import RAY_CLUSTER
 from rljob.operator.api_types import Pod
 from rljob.operator.planning.ray_engines import QUICK_END_SECONDS
 from rljob.operator.planning.role_status import LATE_SECONDS
@@ -76,6 +77,21 @@ def test_a_pool_has_a_ray_cluster_for_each_engine() -> None:
     assert world.names("Deployment") == ["sums-reward-exact", "sums-runner"]
     tiers = [world.children["RayCluster", name].metadata.labels["rljob.dev/tier"] for name in clusters(world)]
     assert tiers == ["gang", "gang", "elastic", "elastic"]
+
+
+def test_a_foreign_ray_cluster_keeps_its_name_and_blocks_nothing() -> None:
+    world = World(rollouts=pool())
+    world.foreign[RAY_CLUSTER, GANG[0]] = "a RayCluster that is not the job's has the name"
+    world.run_up()
+    assert clusters(world) == ["sums-rollout-main-1", "sums-rollout-main-2"]
+    assert world.why != "NameConflict"
+
+
+def test_no_engine_is_made_while_a_foreign_object_blocks_the_job() -> None:
+    world = World(rollouts=pool(), scheduling={"gang": {"provider": "kubernetes"}})
+    world.foreign["Service", "sums-coordinator"] = "a Service that is not the job's has the name"
+    world.run_up()
+    assert clusters(world) == [] and world.why == "NameConflict"
 
 
 def test_engines_are_made_when_the_trainer_has_its_nodes() -> None:

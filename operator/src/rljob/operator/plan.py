@@ -9,6 +9,7 @@ from typing import Any
 from rljob.api.job_status import RLJobStatus
 from rljob.api.models import RLJob
 from rljob.manifests.inputs import Flavor, Object
+from rljob.manifests.names import RAY_CLUSTER
 from rljob.operator.api_types import Child, Meta, Pod
 from rljob.operator.scale_policy import LoadPoint, SampledRole
 
@@ -63,6 +64,11 @@ class Observed:
     """Value of spec.scheduling.priorityClassName, if the job waits in a queue of Kueue and it can be read."""
     claim_in_use: str = ""
     """Message if another job uses the claim, so that no pod may be started; always empty for a job with pods."""
+
+    @property
+    def conflicts(self) -> Mapping[Ref, str]:
+        """The foreign objects that keep the job from starting. A RayCluster takes another name instead."""
+        return {ref: message for ref, message in self.foreign.items() if ref[0] != RAY_CLUSTER}
 
 
 @dataclass(frozen=True)

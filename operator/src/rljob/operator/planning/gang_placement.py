@@ -86,7 +86,7 @@ def requeue(builder: PlanBuilder, view: JobView) -> None:
 
 def withheld(builder: PlanBuilder, view: JobView) -> set[Ref]:
     """Return the rendered objects that are not created now: a PodGroup that cannot be changed, and workloads whose
-    PodGroup cannot be created. Delete the gang if its PodGroup demands more pods than the job has.
+    PodGroup cannot be created. Delete the gang if its PodGroup demands another number of pods and cannot stay.
 
     The spec of a native PodGroup is immutable, and a PodGroup in use is deleted only with its last pod.
     """
@@ -103,8 +103,7 @@ def withheld(builder: PlanBuilder, view: JobView) -> set[Ref]:
         found = (each for _, each in sorted(observed.children.items()) if is_member(each.body))
         builder.delete(each for each in (child, *found) if each.metadata.deletion_timestamp is None)
         return kept | members
-    missing = ref in observed.refused or ref in observed.foreign
-    if missing or (child is not None and child.metadata.deletion_timestamp is not None and not _has_workloads(view)):
+    if ref in observed.refused or (child is not None and child.metadata.deletion_timestamp is not None and not _has_workloads(view)):
         # The names of RayClusters change, so those of the gang are withheld together.
         return kept | {each for each in members if each not in observed.children or each[0] == RAY_CLUSTER}
     return kept
@@ -144,14 +143,15 @@ def _group(view: JobView) -> Object | None:
 
 
 def _is_outgrown(view: JobView) -> bool:
-    """Return whether a native PodGroup must be created again: it demands more pods than the job has, or another number
-    while there are no pods."""
+    """Return whether a native PodGroup must be created again: it demands more pods than the job has, or fewer while no
+    pod of the trainer has a node: engines alone could satisfy it and take the trainer's place."""
     group = _group(view)
     child = view.observed.children.get(ref_of(group)) if group is not None else None
     if view.gang != NATIVE or group is None or child is None:
         return False
     there, wanted = _min_count(child.body), _min_count(group)
-    return there > wanted or (there != wanted and not _members(view))
+    trains = any(has_node(pod) for pod in _members(view) if role_of_pod(pod) == TRAINER)
+    return there > wanted or (there < wanted and not trains)
 
 
 def _has_workloads(view: JobView) -> bool:

@@ -120,7 +120,7 @@ def wait(builder: PlanBuilder, view: JobView, admission: Admission) -> None:
         builder.desired.extend(role.objects)
         if admission.workload is None:
             builder.requeue_after(CREATED_SECONDS)
-    blocked = readiness.blocked(observed.foreign, observed.refused)
+    blocked = readiness.blocked(observed.conflicts, observed.refused)
     reason, message = (blocked.reason, blocked.message) if blocked else (reasons.QUEUED, admission.message)
     if suspension.is_suspended(status):
         conditions.set_condition(builder, "Suspended", True, reasons.SUSPENDED, admission.message)

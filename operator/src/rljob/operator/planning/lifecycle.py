@@ -179,7 +179,7 @@ def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Rend
         view = observe(observed, view.job, cluster, decision.attempt, render, flavors, view.gives_back)
         completion.record_pending(builder, view)
     _requeue_for_late_pods(builder, view, stage)
-    blocked = bool(observed.foreign or lost) or (bool(retained) and not begun)
+    blocked = bool(observed.conflicts or lost) or (bool(retained) and not begun)
     _select_objects(
         builder, view, stage, trainer.back_off_left(decision.attempt, builder.now) <= 0, {*retained, *lost}, blocked
     )
@@ -187,7 +187,7 @@ def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Rend
     surveyed, problems = role_status.survey(view, observed.status, "" if stage.done else "waits for the initializer")
     status.roles = _count_exit(surveyed, decision)
     run = suspension.current_run(status)
-    foreign = observed.foreign if begun else {**observed.foreign, **retained}
+    foreign = observed.conflicts if begun else {**observed.conflicts, **retained}
     found = readiness.of_job(stage, problems, status.trainer, run, foreign, observed.refused)
     if found.reason in WAITING and (message := gang_placement.waiting(view)):
         found = readiness.Readiness(False, reasons.GANG_PENDING, message)
