@@ -9,15 +9,17 @@ from msgspec.structs import replace
 
 from rljob.manifests.names import RAY_CLUSTER
 from rljob.operator.api_types import Pod
-from rljob.operator.planning.ray_engines import QUICK_END_SECONDS
+from rljob.operator.planning.ray_engines import PARTIAL_SECONDS
 from rljob.operator.planning.role_status import LATE_SECONDS
 from rljob.operator.planning.timestamps import instant
+from rljob.operator.planning.trainer import QUICK_END_SECONDS
 
 from .world import World, put
 
 POOL = "rollout-main"
 ACROSS = {"name": "main", "hosts": 2, "parallelism": {"tensor": 16}}
 GANG = ["sums-rollout-main-0", "sums-rollout-main-1"]
+FULL = "0/9 nodes are available: 9 Insufficient nvidia.com/gpu."
 ELASTIC = ["sums-rollout-main-elastic-0", "sums-rollout-main-elastic-1"]
 
 
@@ -350,7 +352,7 @@ def test_an_exit_in_the_future_is_not_waited_for() -> None:
 def test_an_outdated_engine_stays_while_no_other_may_be_made() -> None:
     world = running()
     before = uids(world)
-    world.unschedulable("0/9 nodes are available: 9 Insufficient nvidia.com/gpu.", "trainer-1-uid")
+    world.unschedulable(FULL, "trainer-1-uid")
     world.change(rollouts=[{**pool()[0], "template": {"spec": {"nodeSelector": {"zone": "b"}}}}])
     world.settle()
     assert uids(world) == before
@@ -456,10 +458,66 @@ def test_an_engine_is_kept_if_the_scale_rises_again() -> None:
 def test_elastic_engines_are_given_back_to_a_gang_that_waits() -> None:
     world = running(4)
     report(world, elastic_0=-1, elastic_1=-1)
-    world.unschedulable("0/9 nodes are available: 9 Insufficient nvidia.com/gpu.", "trainer-1-uid")
+    world.unschedulable(FULL, "trainer-1-uid")
     world.now += 6
     world.settle()
     assert clusters(world) == GANG
+
+
+@pytest.mark.parametrize("provider", ["none", "kubernetes"])
+def test_of_two_elastic_engines_that_have_a_part_of_their_nodes_the_younger_gives_its_own_back(provider: str) -> None:
+    world = running(scheduling={"gang": {"provider": provider}})
+    world.scale(POOL, 4)
+    world.settle()
+    world.make_pods()
+    world.ready(*(pod.metadata.name for pod in pods_of(world, ELASTIC[0]) + pods_of(world, ELASTIC[1])[:1]))
+    world.unschedulable(FULL, *(pod.metadata.name for pod in pods_of(world, ELASTIC[1])[1:]))
+    world.now += 3600
+    world.settle()
+    assert clusters(world) == [*GANG, *ELASTIC], "one engine that waits takes nothing from another"
+    world.unschedulable(FULL, pods_of(world, ELASTIC[0])[1].metadata.name)
+    world.settle()
+    assert clusters(world) == [*GANG, ELASTIC[0]]
+    world.now += 3600
+    world.settle()
+    assert clusters(world) == [*GANG, ELASTIC[0]], "the nodes are for the older one"
+    world.ready()
+    world.settle()
+    assert clusters(world) == [*GANG, *ELASTIC]
+
+
+def test_the_scheduler_of_a_gang_places_the_rest_of_its_engines() -> None:
+    world = running(scheduling={"gang": {"provider": "volcano"}})
+    for name in GANG:
+        world.unschedulable(FULL, pods_of(world, name)[1].metadata.name)
+    world.settle()
+    assert clusters(world) == GANG
+
+
+def test_engines_that_are_being_placed_are_not_removed() -> None:
+    world = running()
+    world.scale(POOL, 4)
+    world.settle()
+    world.make_pods()
+    for name in ELASTIC:
+        world.ready(pods_of(world, name)[0].metadata.name)
+    world.now += PARTIAL_SECONDS - 1
+    assert world.settle().after == 1 and clusters(world) == [*GANG, *ELASTIC]
+
+
+def test_an_engine_of_the_minimum_has_precedence_over_an_elastic_one_without_a_gang() -> None:
+    world = running(3)
+    world.exit(pods_of(world, GANG[0])[0].metadata.name, 1, fatal=False)
+    world.now += 60
+    world.settle()
+    world.make_pods()
+    successor = "sums-rollout-main-2"
+    world.ready(pods_of(world, successor)[0].metadata.name)
+    for pod in (pods_of(world, successor)[1], pods_of(world, ELASTIC[0])[1]):
+        world.unschedulable(FULL, pod.metadata.name)
+    world.now += PARTIAL_SECONDS
+    world.settle()
+    assert clusters(world) == [GANG[1], successor]
 
 
 def test_a_pool_that_cannot_grow_any_more_drains_its_elastic_engines() -> None:

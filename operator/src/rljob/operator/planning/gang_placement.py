@@ -103,7 +103,8 @@ def withheld(builder: PlanBuilder, view: JobView) -> set[Ref]:
         found = (each for _, each in sorted(observed.children.items()) if is_member(each.body))
         builder.delete(each for each in (child, *found) if each.metadata.deletion_timestamp is None)
         return kept | members
-    if ref in observed.refused or (child is not None and child.metadata.deletion_timestamp is not None and not _has_workloads(view)):
+    leaves = child is not None and child.metadata.deletion_timestamp is not None
+    if ref in observed.refused or (leaves and not _has_workloads(view)):
         # The names of RayClusters change, so those of the gang are withheld together.
         return kept | {each for each in members if each not in observed.children or each[0] == RAY_CLUSTER}
     return kept

@@ -21,6 +21,7 @@ from rljob.operator.planning import (
     initializer_stage,
     kueue_admission,
     lost_nodes,
+    ray_engine_state,
     ray_engines,
     readiness,
     reasons,
@@ -255,7 +256,7 @@ def _requeue_for_late_pods(builder: PlanBuilder, view: JobView, stage: Initializ
     for left in stalled(builder.observed.pods, builder.observed.children, builder.now, named).values():
         builder.requeue_after(left if left > 0 else ASK_SECONDS)
     late = view.workloads(TRAINER) if not view.pods.get(TRAINER) else []
-    late += ray_engines.clusters_without_pods(view)
+    late += ray_engine_state.clusters_without_pods(view)
     if stage.problem is not None:
         late += view.workloads(INITIALIZER)
     for child in late:

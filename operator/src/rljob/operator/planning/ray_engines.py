@@ -1,10 +1,11 @@
 """Engines that span hosts: which RayClusters a pool has, and when one is replaced.
 
-An engine cannot work without one of its pods, and a pod that comes later does not join what runs. So a RayCluster is
-replaced as a whole when one of its pods ends: a container exited, or a pod was disrupted, deleted, or is missing. Its
-successor has another name, and does not wait for pods on a lost node. An exit is backed off and counted against
-failurePolicy.maxRestarts: the annotation :data:`~rljob.manifests.names.RESTARTS` carries the count to the successor. A
-disruption is free.
+A RayCluster is replaced as a whole when its engine has ended (:mod:`.ray_engine_state`). Its successor has another
+name, and does not wait for pods on a lost node. Exits are counted against failurePolicy.maxRestarts: the annotation
+:data:`~rljob.manifests.names.RESTARTS` carries the count to the successor.
+
+A scheduler without gangs may place a part of the hosts of two engines, which then wait for each other. After a while
+one of them is removed, and no other engine of the pool is made until the older one has all its nodes.
 
 Engines that are not needed any more are drained first (:mod:`.scale`), like engines in one pod.
 """
@@ -12,79 +13,26 @@ Engines that are not needed any more are drained first (:mod:`.scale`), like eng
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from rljob.manifests.gang import ELASTIC, GANG, WITH_POD_GROUP, tier_name
 from rljob.manifests.inputs import Object
 from rljob.manifests.names import RAY_CLUSTER, RESTARTS, ROLE_HASH, TIER, object_name
-from rljob.manifests.ray_clusters import CLUSTER_LABEL, HEAD, NODE_TYPE
+from rljob.manifests.ray_clusters import CLUSTER_LABEL
 from rljob.manifests.render_context import RenderedRole
-from rljob.operator.api_types import Child, Pod, Terminated
+from rljob.operator.api_types import Child, Pod
 from rljob.operator.plan import Event, Ref
 from rljob.operator.planning import gang_placement, reasons
-from rljob.operator.planning.container_exits import last_end, lived, main_container, with_last_line
-from rljob.operator.planning.job_view import JobView, condition, controller, is_disrupted, is_ready, restarts_before
+from rljob.operator.planning.job_view import JobView, restarts_before
 from rljob.operator.planning.plan_builder import PlanBuilder
+from rljob.operator.planning.ray_engine_state import RayEngine, engines
 from rljob.operator.planning.scale import DrainState, drain_order, may_grow
-from rljob.operator.planning.timestamps import seconds_of
-from rljob.operator.planning.trainer import FORGIVENESS_SECONDS, MAX_BACK_OFF_SECONDS, QUICK_END_SECONDS
+from rljob.operator.planning.timestamps import remaining
 
-PROVISIONED = "RayClusterProvisioned"
-"""Condition of a RayCluster: all of its pods have been ready at the same time. It stays true."""
 UNAVAILABLE = 0.25
 """Share of the engines of a tier that are replaced at a time after a change of the manifest; at least one."""
-
-
-@dataclass(frozen=True)
-class EngineEnd:
-    """Why an engine has ended. ``due``: Unix seconds at which it is replaced. ``restarts``: of its successor."""
-
-    why: str
-    due: float
-    restarts: float
-
-
-@dataclass(frozen=True)
-class RayEngine:
-    """An engine that spans hosts. ``pods``: with those that are being deleted."""
-
-    cluster: Child
-    pods: Sequence[Pod]
-    hosts: int
-    end: EngineEnd | None
-
-    @property
-    def name(self) -> str:
-        """Name of its RayCluster."""
-        return self.cluster.metadata.name
-
-    @property
-    def head(self) -> Pod | None:
-        """The pod with the agent, whose name the coordinator knows."""
-        return next((pod for pod in self.pods if pod.metadata.labels.get(NODE_TYPE) == HEAD), None)
-
-    @property
-    def ready(self) -> bool:
-        """Whether all pods are ready and none has ended."""
-        return self.end is None and len(self.pods) >= self.hosts and all(map(is_ready, self.pods))
-
-
-def engines(view: JobView, role: RenderedRole, tier: str = "") -> list[RayEngine]:
-    """Return the engines of a pool, by name, without those whose RayCluster is being deleted. ``tier``: only these."""
-    if role.hosts == 1:
-        return []
-    pods: dict[str, list[Pod]] = {}
-    for pod in view.observed.pods:
-        owner = controller(pod)
-        if owner is not None and owner.kind == RAY_CLUSTER:
-            pods.setdefault(owner.uid, []).append(pod)
-    found = []
-    for child in view.workloads(role.name):
-        if child.kind == RAY_CLUSTER and tier in ("", child.metadata.labels.get(TIER)):
-            own = sorted(pods.get(child.metadata.uid, ()), key=lambda pod: pod.metadata.name)
-            found.append(RayEngine(child, own, role.hosts, _end_of(child, own, role.hosts, view.now)))
-    return found
+PARTIAL_SECONDS = 60.0
+"""An engine that has nodes for a part of its hosts only for this time is waiting for others."""
 
 
 def leaving(builder: PlanBuilder, view: JobView) -> list[RayEngine]:
@@ -93,7 +41,7 @@ def leaving(builder: PlanBuilder, view: JobView) -> list[RayEngine]:
     found = []
     for role in _pools(view):
         for tier in (GANG, ELASTIC):
-            kept = [each for each in engines(view, role, tier) if not _is_due(each, view.now)]
+            kept = [each for each in engines(view, role, tier) if not each.is_due(view.now)]
             count = len(kept) - len(_rendered(role, tier))
             found += _least_useful(builder, kept, count)
     return found
@@ -119,14 +67,19 @@ def select(
     in_group, grows = view.gang in WITH_POD_GROUP, may_grow(view)
     renews = gang_placement.renews_engines(view)
     for role in _pools(view):
+        partial: list[RayEngine] = []
         for tier in (GANG, ELASTIC):
-            rendered, present = _rendered(role, tier), engines(view, role, tier)
-            known |= {(RAY_CLUSTER, each.name) for each in present}
+            rendered, found = _rendered(role, tier), engines(view, role, tier)
+            known |= {(RAY_CLUSTER, each.name) for each in found}
+            placed_together = in_group and tier == GANG
+            partial += [] if placed_together else _partial(builder, found)
+            present = [each for each in found if each not in partial[1:]]
+            builder.delete(each.cluster for each in found if each in partial[1:])
             if tier == GANG and renews:
                 builder.delete(each.cluster for each in present)
             if tier == GANG and (withheld or renews):
                 continue
-            may_create = not blocked and (grows or (in_group and tier == GANG))
+            may_create = not blocked and (placed_together or (grows and not partial))
             # An engine that has ended stays until its successor, which takes over its restarts, may be created.
             kept, inherited = _replace_ended(builder, view, present) if may_create else (present, [])
             staying = [each for each in kept if each.name not in leave]
@@ -146,6 +99,17 @@ def select(
         if ref[0] == RAY_CLUSTER and ref not in known and child.metadata.deletion_timestamp is None
     )
     return desired
+
+
+def _partial(builder: PlanBuilder, found: Sequence[RayEngine]) -> list[RayEngine]:
+    """Return the engines that wait for nodes for the rest of their hosts since a while, the oldest first."""
+    waiting = []
+    for each in found:
+        if each.is_partial:
+            left = remaining(each.cluster.metadata.creation_timestamp, PARTIAL_SECONDS, builder.now)
+            builder.requeue_after(left)
+            waiting += [each] if left <= 0 else []
+    return sorted(waiting, key=lambda each: (each.cluster.metadata.creation_timestamp, each.name))
 
 
 def _pools(view: JobView) -> list[RenderedRole]:
@@ -199,7 +163,7 @@ def _replace_ended(
     successors."""
     kept, inherited = [], []
     for each in present:
-        if not _is_due(each, view.now):
+        if not each.is_due(view.now):
             if each.end is not None:
                 builder.requeue_after(each.end.due - view.now)
             kept.append(each)
@@ -226,69 +190,3 @@ def _replace_outdated(
 
 def _is_outdated(cluster: Child, role: RenderedRole) -> bool:
     return cluster.metadata.annotations.get(ROLE_HASH) != role.hash
-
-
-def _is_due(engine: RayEngine, now: float) -> bool:
-    return engine.end is not None and engine.end.due <= now
-
-
-def _end_of(cluster: Child, pods: Sequence[Pod], hosts: int, now: float) -> EngineEnd | None:
-    """Return why an engine has ended; None while it works or starts."""
-    before, taken = restarts_before(cluster), _taken(pods)
-    if taken is None and (exits := list(_exits(pods))):
-        at, pod, end = min(exits, key=lambda exit: (exit[0], exit[1].metadata.name))
-        restarts = max(0.0, before - lived(pod, end) / FORGIVENESS_SECONDS) + 1
-        back_off = min(MAX_BACK_OFF_SECONDS, 2.0 ** min(6, math.ceil(restarts) - 1))
-        due = _after(at, back_off, now)
-        return EngineEnd(f"pod {pod.metadata.name}: {with_last_line(end)}", due, round(restarts, 3))
-    why = taken or _loss(cluster, pods, hosts)
-    if why is None:
-        return None
-    created = seconds_of(cluster.metadata.creation_timestamp) or now
-    return EngineEnd(why, _after(created, QUICK_END_SECONDS, now), before)
-
-
-def _after(at: float, seconds: float, now: float) -> float:
-    """Return the time that is ``seconds`` after ``at``; now if the clock was set back since ``at``."""
-    return now if at > now + MAX_BACK_OFF_SECONDS else at + seconds
-
-
-def _taken(pods: Sequence[Pod]) -> str | None:
-    """Return which pod was disrupted or deleted; None if none was. The exits of the others follow from it."""
-    for pod in pods:
-        if is_disrupted(pod):
-            return f"pod {pod.metadata.name} was disrupted"
-        if pod.metadata.deletion_timestamp is not None:
-            return f"pod {pod.metadata.name} was deleted"
-    return None
-
-
-def _exits(pods: Sequence[Pod]) -> Iterator[tuple[float, Pod, Terminated]]:
-    """Yield time, pod and exit of the main containers that have exited at least once. No pod is being deleted."""
-    for pod in pods:
-        container = main_container(pod)
-        end = last_end(container) if container is not None else None
-        if container is None or end is None:
-            continue
-        if container.state.terminated is not None or container.restart_count:
-            yield seconds_of(end.finished_at) or 0.0, pod, end
-
-
-def _loss(cluster: Child, pods: Sequence[Pod], hosts: int) -> str | None:
-    """Return which pod the engine has lost without an exit or a deletion; None if it has all."""
-    for pod in pods:
-        if pod.status.phase in ("Failed", "Succeeded"):
-            return f"pod {pod.metadata.name} was terminated by its node"
-    provisioned = condition(cluster, PROVISIONED)
-    if provisioned is None:
-        return None
-    late = [pod for pod in pods if pod.metadata.creation_timestamp > str(provisioned.get("lastTransitionTime", ""))]
-    if late:
-        return f"pod {late[0].metadata.name} came in place of another"
-    return "a pod is missing" if len(pods) < hosts else None
-
-
-def clusters_without_pods(view: JobView) -> list[Child]:
-    """Return the RayClusters for which KubeRay has made no pods, the oldest first."""
-    found = [each.cluster for role in _pools(view) for each in engines(view, role) if not each.pods]
-    return sorted(found, key=lambda child: (child.metadata.creation_timestamp, child.metadata.name))

@@ -10,7 +10,7 @@ from rljob.manifests.gang import WITH_POD_GROUP
 from rljob.manifests.names import RAY_CLUSTER, ROLE_HASH, role_name
 from rljob.manifests.render_context import RenderedRole
 from rljob.operator.api_types import Child, Pod
-from rljob.operator.planning import pod_diagnosis, ray_engines, reasons
+from rljob.operator.planning import pod_diagnosis, ray_engine_state, reasons
 from rljob.operator.planning.container_exits import (
     CONFIGURATION_ERROR,
     describe,
@@ -143,7 +143,7 @@ def problem_of(view: JobView, role: RenderedRole, desired: int, minimum: int) ->
                 f": KubeRay has made no pods for RayCluster {idle}; check that its operator runs and watches the "
                 f"namespace (kubectl describe raycluster {idle})"
             )
-    elif ended := next((each for each in ray_engines.engines(view, role) if each.end is not None), None):
+    elif ended := next((each for each in ray_engine_state.engines(view, role) if each.end is not None), None):
         assert ended.end is not None
         text = f"an engine of {role.name} has ended and is replaced: {ended.end.why}"
     else:
@@ -154,13 +154,13 @@ def problem_of(view: JobView, role: RenderedRole, desired: int, minimum: int) ->
 def _ready(view: JobView, role: RenderedRole) -> int:
     """Return the ready pods of a role, of a pool the ready engines."""
     if role.hosts > 1:
-        return sum(each.ready for each in ray_engines.engines(view, role))
+        return sum(each.ready for each in ray_engine_state.engines(view, role))
     return sum(map(is_ready, view.pods.get(role.name, ())))
 
 
 def _late_ray_cluster(view: JobView, role: RenderedRole) -> str:
     """Return the name of a RayCluster of the role that has had no pods for long; empty if there is none."""
-    for each in ray_engines.engines(view, role):
+    for each in ray_engine_state.engines(view, role):
         if not each.pods and age(each.cluster.metadata.creation_timestamp, view.now) >= LATE_SECONDS:
             return each.name
     return ""

@@ -8,14 +8,14 @@ from rljob.manifests.inputs import Object
 from rljob.manifests.names import selector_text
 from rljob.manifests.render_context import RenderedRole
 from rljob.operator.object_kinds import ref_of
-from rljob.operator.planning import ray_engines
+from rljob.operator.planning import ray_engine_state
 from rljob.operator.planning.job_view import JobView, alive, wanted_replicas
 from rljob.operator.planning.replica_decision import policies
 
 
 def with_scale_status(view: JobView, role: RenderedRole, rendered: Object) -> Object:
     """Return an RLJobScale with the status that the scale subresource shows; unchanged while there are no pods."""
-    replicas = len(ray_engines.engines(view, role)) if role.hosts > 1 else len(alive(view.pods.get(role.name, ())))
+    replicas = len(ray_engine_state.engines(view, role)) if role.hosts > 1 else len(alive(view.pods.get(role.name, ())))
     child = view.observed.children.get(ref_of(rendered))
     if not replicas and (child is None or not child.body.get("status")):
         return rendered
