@@ -1,4 +1,4 @@
-"""The operator says whether it was tested with the version of its cluster."""
+"""The operator says whether it supports the version of its cluster."""
 
 import asyncio
 import json

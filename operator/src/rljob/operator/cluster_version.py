@@ -57,7 +57,7 @@ def problem(name: str, version: tuple[int, int]) -> str:
         return ""
     remedy = "upgrade the cluster" if version < OLDEST else "upgrade rljob"
     return (
-        f"Kubernetes {name} is not supported by this version of rljob, which was tested with {text(OLDEST)} to "
+        f"Kubernetes {name} is not supported by this version of rljob, which supports {text(OLDEST)} to "
         f"{text(NEWEST)}: {remedy}"
     )
 

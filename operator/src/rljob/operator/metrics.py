@@ -52,7 +52,7 @@ class Metrics:
         )
         self.kubernetes_supported = Gauge(
             f"{PREFIX}kubernetes_supported",
-            "1 if this version of rljob was tested with the Kubernetes version of the cluster, else 0.",
+            "1 if this version of rljob supports the Kubernetes version of the cluster, else 0.",
             ["version"],
             registry=self.registry,
         )
