@@ -9,7 +9,9 @@ import pytest
 from core.tests.goldens import GANG_TARGET, JOB, PLACED, with_gang
 from rljob.api.load import load
 from rljob.manifests import problems, render
+from rljob.manifests.accelerator_profiles import AcceleratorProfile
 from rljob.manifests.inputs import Cluster, Flavor, RenderTarget
+from rljob.manifests.names import DEMAND_HASH
 from rljob.manifests.pod_requests import total_requests
 
 PROVIDERS = ("none", "kubernetes", "volcano", "coscheduling", "kueue")
@@ -102,20 +104,63 @@ def test_a_flavor_that_contradicts_a_node_selector_is_an_error() -> None:
         render(with_gang("kueue"), target)
 
 
-def test_the_hash_of_a_workload_depends_on_the_manifest_and_not_on_the_cluster() -> None:
-    def hashed(target: RenderTarget, *changes: str) -> str:
-        job = load(JOB, ["spec.scheduling.gang={provider: kueue, queue: a}", *FIXED, *changes])
-        return render(job, target)[0].hash
+def workload(*changes: str, target: RenderTarget = RenderTarget()) -> tuple[str, str]:
+    """Return the hash of what a Workload demands as the user wrote it, and the hash of all of it."""
+    role = render(load(JOB, ["spec.scheduling.gang={provider: kueue, queue: a}", *FIXED, *changes]), target)[0]
+    return role.objects[0]["metadata"]["annotations"][DEMAND_HASH], role.hash
 
-    same = hashed(RenderTarget())
-    other = Cluster(requests_per_gpu={"cpu": "9", "memory": "9Gi"}, images={**Cluster().images, "runner": "runner:2"})
-    assert hashed(RenderTarget(other, attempt=7, priority=3)) == same
-    for change in (
+
+@pytest.mark.parametrize(
+    "change",
+    [
         "spec.trainer.processesPerNode=4",
+        "spec.trainer.rdma={resource: rdma/hca}",
+        "spec.trainer.accelerator.profile=h100",
         "spec.rollouts[0].replicas.min=3",
+        "spec.rollouts[0].parallelism.tensor=2",
         "spec.scheduling.gang.queue=b",
-    ):
-        assert hashed(RenderTarget(), change) != same, change
+        "spec.coordinator.template={spec: {containers: [{name: main, resources: {requests: {cpu: '4'}}}]}}",
+        "spec.runner.template={spec: {initContainers: [{name: a, image: a, resources: {limits: {cpu: '4'}}}]}}",
+        "spec.rewards[0].template={spec: {nodeSelector: {disk: large}}}",
+        "spec.rewards[0].template={spec: {tolerations: [{operator: Exists}]}}",
+        "spec.trainer.template={spec: {resourceClaims: [{name: gpus, resourceClaimName: a}]}}",
+        "spec.trainer.template={spec: {containers: [{name: main, resources: {claims: [{name: gpus}]}}]}}",
+        "spec.runner.template.spec={affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: []}}}",
+        "spec.trainer.template={spec: {runtimeClassName: kata}}",
+    ],
+)
+def test_what_a_workload_demands_follows_the_manifest(change: str) -> None:
+    target = RenderTarget(Cluster(accelerator_profiles={"h100": AcceleratorProfile()}))
+    assert workload(change, target=target)[0] != workload(target=target)[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "spec.training.steps=99",
+        "spec.checkpoints.keep=9",
+        "spec.tracking.tensorboard=false",
+        "spec.trainer.nccl={NCCL_DEBUG: INFO}",
+        "spec.trainer.sharedMemory=9Gi",
+        "spec.coordinator.template={spec: {containers: [{name: main, image: a, env: [{name: A, value: b}]}]}}",
+        "spec.runner.template={metadata: {labels: {team: a}}, spec: {terminationGracePeriodSeconds: 9}}",
+        "spec.rollouts[0].template={spec: {affinity: {podAntiAffinity: {}}, priorityClassName: high}}",
+    ],
+)
+def test_what_a_workload_demands_does_not_depend_on_the_settings_of_the_run(change: str) -> None:
+    assert workload(change)[0] == workload()[0]
+
+
+def test_what_a_workload_demands_does_not_depend_on_the_cluster_and_the_workload_itself_does() -> None:
+    requests = RenderTarget(Cluster(requests_per_gpu={"cpu": "9", "memory": "9Gi"}))
+    image = RenderTarget(Cluster(images={**Cluster().images, "runner": "runner:2"}), attempt=7)
+    demand, everything = workload()
+    for target in (requests, image):
+        found = workload(target=target)
+        assert found[0] == demand and found[1] != everything
+    ranked = "spec.scheduling.priorityClassName=high"
+    first, second = (workload(ranked, target=RenderTarget(priority=each)) for each in (1, 2))
+    assert first[0] == second[0] == demand and first[1] != second[1]
 
 
 FIXED = ["spec.rewards[0].replicas.max=null", "spec.rollouts[0].replicas.max=null", "spec.runner.replicas.max=null"]

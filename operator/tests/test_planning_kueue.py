@@ -1,78 +1,16 @@
 """Admission by Kueue: nothing runs without it, an evicted job stops with a checkpoint, and its quota is given back."""
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 
-from rljob.manifests.inputs import Flavor
 from rljob.operator.planning.kueue_admission import CREATED_SECONDS
-from rljob.operator.planning.timestamps import instant
 
-from .world import World
-
-WORKLOAD = "Workload.kueue.x-k8s.io", "sums-gang"
-FIXED = [{"name": "main", "replicas": {"min": 2}}]
-FLAVOR = Flavor({"pool": "h100"}, ({"key": "h100", "operator": "Exists"},))
-
-
-class Queued(World):
-    """A job in a queue of Kueue. ``flavors``: those that can be read."""
-
-    def __init__(self, **spec: Any) -> None:
-        gang = {"gang": {"provider": "kueue", "queue": "research"}}
-        super().__init__(**{"scheduling": gang, "rollouts": FIXED, **spec})
-        self.flavors = {"h100": FLAVOR}
-
-    def observe(self, status: Any = None) -> Any:
-        return replace(super().observe(status), flavors=self.flavors)
-
-    @property
-    def workload(self) -> dict[str, Any]:
-        return self.children[WORKLOAD].body
-
-    def say(self, admission: Any = None, **conditions: tuple[str, str, str]) -> None:
-        """Have Kueue write the status of the Workload."""
-        status = self.workload.setdefault("status", {})
-        found = {each["type"]: each for each in status.get("conditions", ())}
-        for kind, (value, reason, message) in conditions.items():
-            found[kind] = {"type": kind, "status": value, "reason": reason, "message": message}
-            found[kind]["lastTransitionTime"] = instant(self.now)
-        status["conditions"] = list(found.values())
-        if admission is not None:
-            status["admission"] = admission
-
-    def admit(self, flavor: str = "h100") -> None:
-        roles = [each["name"] for each in self.workload["spec"]["podSets"]]
-        flavors = {"nvidia.com/gpu": flavor, "cpu": flavor}
-        assigned = [{"name": role, "flavors": flavors if "r" in role[:2] else {}} for role in roles]
-        admitted = {"clusterQueue": "gpus", "podSetAssignments": assigned}
-        yes = ("True", "Admitted", "admitted")
-        self.say(admitted, QuotaReserved=yes, Admitted=yes, Evicted=("False", "QuotaReserved", ""))
-
-    def evict(self, reason: str = "Preempted") -> None:
-        self.say(Evicted=("True", reason, "another job has priority"))
-
-    def do(self, made: Any) -> None:
-        super().do(made)
-        for ref, change in made.status_patches:
-            status = self.children[ref].body.setdefault("status", {})
-            status.update(change)
-            self.children[ref].body["status"] = {key: value for key, value in status.items() if value is not None}
-
-    def kueue_says(self, kind: str) -> tuple[str, str]:
-        found = self.workload.get("status", {}).get("conditions", ())
-        return next(((each["status"], each["reason"]) for each in found if each["type"] == kind), ("", ""))
+from .queued_world import FLAVOR, WORKLOAD, Queued, running_in_kueue
 
 
 @pytest.fixture
 def world() -> Queued:
     """A job that has been admitted and runs."""
-    made = Queued()
-    made.settle()
-    made.admit()
-    made.run_up()
-    return made
+    return running_in_kueue()
 
 
 def test_nothing_but_the_workload_is_created_before_the_admission():
@@ -237,14 +175,6 @@ def test_the_priority_of_the_job_orders_the_queue_if_it_is_known():
     assert "priority" not in world.decide().desired[0]["spec"]
     spec = world.decide(priority=7).desired[0]["spec"]
     assert spec["priority"] == 7 and spec["priorityClassRef"]["name"] == "high"
-
-
-def running_in_kueue() -> Queued:
-    world = Queued()
-    world.settle()
-    world.admit()
-    world.run_up()
-    return world
 
 
 def test_a_job_whose_flavor_cannot_be_read_still_ends():

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from rljob.api.job_status import RLJobStatus, RunState
 from rljob.api.models import RLJob
 from rljob.manifests.inputs import Cluster
+from rljob.operator import drift
 from rljob.operator.api_types import (
     Child,
     ContainerState,
@@ -306,9 +307,16 @@ class World:
             return
         if before.metadata.deletion_timestamp is not None or ref[0] == "RLJobScale":
             return
+        if drift.same_role(each, before) and not drift.same_rendering(each, before):  # of another release or setting
+            replicas = drift.replicas_of(each)
+            each = copy.deepcopy(before.body)
+            if replicas is not None:
+                each["spec"]["replicas"] = replicas
+            meta = each["metadata"]
         if before.body["spec" if "spec" in each else "metadata"] != each["spec" if "spec" in each else "metadata"]:
             status = before.body.get("status", {})
             before.body.update(copy.deepcopy(each) | {"status": status})
+            before.metadata.annotations.update(meta["annotations"])
             put(before.metadata, generation=before.metadata.generation + 1)
 
     def _make_ray_pods(self, child: Child) -> None:

@@ -22,7 +22,8 @@ from rljob.api.kubernetes import GangProvider
 from rljob.api.models import RLJob
 from rljob.manifests.hashes import digest
 from rljob.manifests.inputs import Cluster, Flavor, Object
-from rljob.manifests.names import TIER, gang_name
+from rljob.manifests.names import DEMAND_HASH, TIER, gang_name
+from rljob.manifests.pod_demands import demands
 from rljob.manifests.pod_requests import total_requests
 from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
 
@@ -105,12 +106,11 @@ def group(ctx: RenderContext, roles: Sequence[RenderedRole]) -> RenderedRole | N
 
 @dataclass(frozen=True)
 class _PodSet:
-    """Equal pods of a role. ``hash``: of the inputs of the role."""
+    """Equal pods of a role."""
 
     role: str
     count: int
     template: Object
-    hash: str
 
 
 def _members(roles: Sequence[RenderedRole]) -> list[_PodSet]:
@@ -121,9 +121,7 @@ def _members(roles: Sequence[RenderedRole]) -> list[_PodSet]:
 def _pod_sets(roles: Sequence[RenderedRole]) -> list[_PodSet]:
     """Return the pods of all roles."""
     return [
-        _PodSet(role.name, sum(count for _, count in made), made[0][0], role.hash)
-        for role in roles
-        for made in _by_tier(role)
+        _PodSet(role.name, sum(count for _, count in made), made[0][0]) for role in roles for made in _by_tier(role)
     ]
 
 
@@ -167,8 +165,12 @@ def _volcano(ctx: RenderContext, members: Sequence[_PodSet]) -> Object:
 
 
 def _workload(ctx: RenderContext, roles: Sequence[RenderedRole]) -> RenderedRole:
-    """Return the role of a Workload. Its hash covers what the user wrote: a new release of the operator, or another
-    setting of the cluster, must not take away the admission of a job that runs."""
+    """Return the role of a Workload.
+
+    Its annotation DEMAND_HASH tells whether an admission still holds. It covers the number of pods and what the user
+    wrote of their demands: a new release of the operator, or another setting of the cluster, must not take away the
+    admission of a job that runs. The hash of the role covers everything: a Workload that waits is kept up to date.
+    """
     pods, scheduling = _pod_sets(roles), ctx.job.spec.scheduling
     spec: Object = {
         "queueName": scheduling.gang.queue,
@@ -181,9 +183,10 @@ def _workload(ctx: RenderContext, roles: Sequence[RenderedRole]) -> RenderedRole
             "kind": "PriorityClass",
             "name": scheduling.priority_class_name,
         }
-    hashed = [scheduling.gang.queue, [[each.role, each.count, each.hash] for each in pods]]
+    written = demands(ctx.job)
+    demand = digest(scheduling.gang.queue, [[each.role, each.count, written.get(each.role)] for each in pods])
     labels = {"kueue.x-k8s.io/job-uid": ctx.target.uid} if ctx.target.uid else {}
-    return _role(ctx, "Workload", f"{KUEUE_GROUP}/{KUEUE_VERSION}", spec, digest(hashed), labels)
+    return _role(ctx, "Workload", f"{KUEUE_GROUP}/{KUEUE_VERSION}", spec, labels, {DEMAND_HASH: demand})
 
 
 def _for_kueue(template: Object) -> Object:
@@ -193,11 +196,16 @@ def _for_kueue(template: Object) -> Object:
 
 
 def _role(
-    ctx: RenderContext, kind: str, api: str, spec: Object, hashed: str = "", labels: Mapping[str, str] | None = None
+    ctx: RenderContext,
+    kind: str,
+    api: str,
+    spec: Object,
+    labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
 ) -> RenderedRole:
     # A hash of its own: its fields may change without a change of pods.
-    key = RoleKey(GROUP, hashed or digest(kind, spec))
-    made = ctx.object(key, kind, gang_name(ctx.job.metadata.name), {"spec": spec}, api=api, labels=dict(labels or {}))
+    key, name = RoleKey(GROUP, digest(kind, spec)), gang_name(ctx.job.metadata.name)
+    made = ctx.object(key, kind, name, {"spec": spec}, api=api, labels=labels, annotations=annotations)
     return RenderedRole(key.name, key.kind, key.hash, (made,))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from rljob.manifests.gang import GROUP
 from rljob.manifests.inputs import Flavor, Object
-from rljob.manifests.names import ROLE_HASH, gang_name
+from rljob.manifests.names import DEMAND_HASH, gang_name
 from rljob.operator.api_types import Child
 from rljob.operator.object_kinds import KUEUE_WORKLOADS
 from rljob.operator.plan import Observed, Ref
@@ -27,6 +27,8 @@ PREEMPTED = "Preempted"
 """Reason of an eviction after which Kueue queues the Workload at once; after others it decides itself when."""
 CREATED_SECONDS = 1.0
 """After it a job says what its new Workload waits for; no event follows the creation while Kueue is away."""
+PRIORITY_SECONDS = 60.0
+"""A job that waits reads the value of its PriorityClass again after it; no event reports a new value."""
 PODS_READY = "PodsReady"
 """Condition by which Kueue evicts a job whose pods do not become ready in time, where it is configured to."""
 
@@ -89,19 +91,26 @@ def read(view: JobView) -> Admission:
     if child is None:
         return Admission(False, f"the Workload for LocalQueue {queue} of Kueue is being created")
     name, evicted = child.metadata.name, _true(child, "Evicted")
-    role = view.role(GROUP)
-    same = role is not None and child.metadata.annotations.get(ROLE_HASH) == role.hash
     reserved = _true(child, "QuotaReserved") is not None
     if evicted is not None and reserved:
         cause = f"{evicted.get('reason', '')}: {evicted.get('message', '')}".strip(": ")
         return Admission(False, f"Kueue has evicted Workload {name}: {cause}", child, evicted=True)
-    if _true(child, "Admitted") is None:
-        return Admission(False, _waits(child, str(queue)), child, reserved=reserved)
-    if not same:
+    if reserved and not _demands_the_same(view, child):
         return Admission(
             False, f"Workload {name} was admitted for other pods; the job is queued again", child, outdated=True
         )
+    if _true(child, "Admitted") is None:
+        return Admission(False, _waits(child, str(queue)), child, reserved=reserved)
     return Admission(True, f"Workload {name} is admitted", child)
+
+
+def _demands_the_same(view: JobView, child: Child) -> bool:
+    """Return whether a Workload is for the pods that the manifest demands."""
+    role = view.role(GROUP)
+    assert role is not None, "Kueue has a Workload"
+    return bool(
+        child.metadata.annotations.get(DEMAND_HASH) == role.objects[0]["metadata"]["annotations"].get(DEMAND_HASH)
+    )
 
 
 def wait(builder: PlanBuilder, view: JobView, admission: Admission) -> None:
@@ -120,6 +129,8 @@ def wait(builder: PlanBuilder, view: JobView, admission: Admission) -> None:
         builder.desired.extend(role.objects)
         if admission.workload is None:
             builder.requeue_after(CREATED_SECONDS)
+        if view.job.spec.scheduling.priority_class_name:
+            builder.requeue_after(PRIORITY_SECONDS)
     blocked = readiness.blocked(observed.conflicts, observed.refused)
     reason, message = (blocked.reason, blocked.message) if blocked else (reasons.QUEUED, admission.message)
     if suspension.is_suspended(status):
