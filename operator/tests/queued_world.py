@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from rljob.manifests.inputs import Flavor
+from rljob.manifests.pods import GRACE_SECONDS
 from rljob.operator.planning.timestamps import instant
 
-from .world import World
+from .world import World, put
 
 WORKLOAD = "Workload.kueue.x-k8s.io", "sums-gang"
 FIXED = [{"name": "main", "replicas": {"min": 2}}]
@@ -52,6 +53,12 @@ class Queued(World):
 
     def evict(self, reason: str = "Preempted") -> None:
         self.say(Evicted=("True", reason, "another job has priority"))
+
+    def lose(self, name: str) -> None:
+        """Have pods terminate for ever, whatever becomes of their workloads: their node is lost."""
+        for pod in self.find(name):
+            put(pod.metadata, deletion_timestamp=instant(self.now + GRACE_SECONDS))
+            pod.metadata.labels["owner"] = "nobody"
 
     def do(self, made: Any) -> None:
         super().do(made)

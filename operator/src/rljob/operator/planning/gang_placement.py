@@ -20,7 +20,7 @@ from rljob.manifests.names import RAY_CLUSTER, TIER
 from rljob.operator.api_types import Pod
 from rljob.operator.object_kinds import GANG_CHILDREN, NATIVE_POD_GROUPS, ref_of
 from rljob.operator.plan import COORDINATOR, TRAINER, Ref
-from rljob.operator.planning import pod_diagnosis
+from rljob.operator.planning import lost_nodes, pod_diagnosis
 from rljob.operator.planning.job_view import JobView, alive, has_node, pod_condition, role_of_pod
 from rljob.operator.planning.plan_builder import PlanBuilder
 from rljob.operator.planning.timestamps import remaining, seconds_of
@@ -112,9 +112,9 @@ def withheld(builder: PlanBuilder, view: JobView) -> set[Ref]:
 
 def release(builder: PlanBuilder) -> None:
     """Delete the description of the gang of a job that has ended or is suspended, once the pods that it counts are
-    gone: a scheduler or Kueue reserves resources for it."""
+    gone or lost: a scheduler or Kueue reserves resources for it."""
     observed = builder.observed
-    if any(role_of_pod(pod) != COORDINATOR for pod in alive(observed.pods)):
+    if any(role_of_pod(pod) != COORDINATOR for pod in lost_nodes.occupying(builder)):
         return
     builder.delete(
         child

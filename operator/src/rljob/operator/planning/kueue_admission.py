@@ -2,7 +2,8 @@
 
 The operator is a framework that Kueue does not know: it writes one Workload, creates no pod until the Workload is
 admitted, and stops the job when Kueue evicts it. An evicted Workload keeps its quota until its framework says that the
-pods are gone: the operator then takes the reservation out of the status, and Kueue queues the Workload again.
+pods are gone: the operator then takes the reservation out of the status, and Kueue queues the Workload again. Pods on
+lost nodes, which terminate for ever, count as gone.
 
 Source: the reconciler of Kueue's job framework (steps 1, 6, 7 and 8), for kueue.x-k8s.io/v1beta2.
 """
@@ -19,8 +20,8 @@ from rljob.manifests.names import DEMAND_HASH, gang_name
 from rljob.operator.api_types import Child
 from rljob.operator.object_kinds import KUEUE_WORKLOADS
 from rljob.operator.plan import Observed, Ref
-from rljob.operator.planning import conditions, readiness, reasons, suspension
-from rljob.operator.planning.job_view import JobView, alive, workloads
+from rljob.operator.planning import conditions, lost_nodes, readiness, reasons, suspension
+from rljob.operator.planning.job_view import JobView, workloads
 from rljob.operator.planning.plan_builder import PlanBuilder
 
 PREEMPTED = "Preempted"
@@ -116,7 +117,7 @@ def _demands_the_same(view: JobView, child: Child) -> bool:
 def wait(builder: PlanBuilder, view: JobView, admission: Admission) -> None:
     """Stop a job that has lost its admission, with a checkpoint; start nothing of a job that has none yet."""
     status, observed = builder.status, builder.observed
-    if workloads(observed) or alive(observed.pods):
+    if workloads(observed) or lost_nodes.occupying(builder):
         suspension.suspend(builder, view, admission.message)
         return
     if admission.evicted and admission.workload is not None:
