@@ -91,11 +91,9 @@ def read(view: JobView) -> Admission:
     child, queue = workload_of(view.observed), view.job.spec.scheduling.gang.queue
     if child is None:
         return Admission(False, f"the Workload for LocalQueue {queue} of Kueue is being created")
-    name, evicted = child.metadata.name, _true(child, "Evicted")
-    reserved = _true(child, "QuotaReserved") is not None
-    if evicted is not None and reserved:
-        cause = f"{evicted.get('reason', '')}: {evicted.get('message', '')}".strip(": ")
-        return Admission(False, f"Kueue has evicted Workload {name}: {cause}", child, evicted=True)
+    name, reserved = child.metadata.name, _true(child, "QuotaReserved") is not None
+    if (evicted := _eviction(child)) and reserved:
+        return Admission(False, evicted, child, evicted=True)
     if reserved and not _demands_the_same(view, child):
         return Admission(
             False, f"Workload {name} was admitted for other pods; the job is queued again", child, outdated=True
@@ -141,6 +139,29 @@ def wait(builder: PlanBuilder, view: JobView, admission: Admission) -> None:
     conditions.set_condition(builder, "Ready", False, reason, message)
 
 
+def stop_rejected(builder: PlanBuilder) -> str:
+    """Stop a job whose spec is rejected if Kueue has evicted it, or somebody has deleted its Workload. Return why; empty
+    if it goes on.
+
+    The Workload is deleted when the pods are gone: with it the job would be admitted again, and could not start.
+    """
+    observed, child = builder.observed, workload_of(builder.observed)
+    if builder.status.gang_provider != "kueue":
+        return ""
+    evicted = _eviction(child) if child is not None else f"Workload {gang_name(observed.metadata.name)} was deleted"
+    reserved = child is not None and _true(child, "QuotaReserved") is not None
+    if not evicted or (child is not None and not reserved):
+        return ""
+    if workloads(observed) or lost_nodes.occupying(builder):
+        suspension.suspend(builder, None, evicted)
+        return evicted
+    if child is not None:
+        builder.delete([child])
+    if suspension.is_suspended(builder.status):
+        conditions.set_condition(builder, "Suspended", True, reasons.SUSPENDED, "a valid spec is queued again")
+    return ""
+
+
 def report_ready(builder: PlanBuilder, admission: Admission, ready: bool) -> None:
     """Tell Kueue whether the pods of an admitted job are ready."""
     child = admission.workload
@@ -151,6 +172,15 @@ def report_ready(builder: PlanBuilder, admission: Admission, ready: bool) -> Non
     reason, message = ("Started", "all pods are ready") if ready else ("WaitForRecovery", "not all pods are ready")
     changed = _with_conditions(child, builder.instant, {PODS_READY: (ready, reason, message)})
     builder.status_patches.append((_ref(builder.observed), {"conditions": changed}))
+
+
+def _eviction(child: Child) -> str:
+    """Return by what Kueue has evicted a Workload; empty if it has not."""
+    evicted = _true(child, "Evicted")
+    if evicted is None:
+        return ""
+    cause = f"{evicted.get('reason', '')}: {evicted.get('message', '')}".strip(": ")
+    return f"Kueue has evicted Workload {child.metadata.name}: {cause}"
 
 
 def _released(child: Child, instant: str) -> Object:

@@ -93,8 +93,9 @@ def _skip_minor_update(builder: PlanBuilder) -> None:
 
 
 def _reject_spec(builder: PlanBuilder, problems: Sequence[str]) -> None:
-    """Report the errors of a spec; running pods are left unchanged."""
-    message = "; ".join(problems) or "the spec is not valid"
+    """Report the errors of a spec; running pods are left unchanged, unless Kueue demands them."""
+    stops = kueue_admission.stop_rejected(builder)
+    message = "; ".join([*problems, *([stops] if stops else [])]) or "the spec is not valid"
     conditions.set_condition(builder, "Ready", False, reasons.INVALID_SPEC, message)
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from rljob.api.job_status import RLJobStatus, RunState
+from rljob.api.models import RLJobSpec
 from rljob.operator.plan import COORDINATOR
 from rljob.operator.planning import conditions, gang_placement, reasons, role_status, trainer
-from rljob.operator.planning.job_view import JobView, alive, pods_by_role, workloads
+from rljob.operator.planning.job_view import JobView, alive, pods_by_role, role_of, workloads
 from rljob.operator.planning.plan_builder import PlanBuilder
 from rljob.operator.planning.timestamps import remaining, seconds_of
 
+DEFAULT_GRACE_SECONDS: float = RLJobSpec.model_fields["suspend_grace_seconds"].default
+"""Of a job whose spec cannot be read."""
 
-def suspend(builder: PlanBuilder, view: JobView, evicted: str = "") -> None:
-    """Suspend a job, or keep it suspended: nothing is started. ``evicted``: message, if Kueue demands it.
+
+def suspend(builder: PlanBuilder, view: JobView | None, evicted: str = "") -> None:
+    """Suspend a job, or keep it suspended: nothing is started.
+
+    ``view``: None: the spec is rejected. ``evicted``: message, if Kueue demands it.
 
     The coordinator reads `spec.suspend` and `status.evictedAt` itself and reports when it is done; a report for an
     earlier generation is ignored.
@@ -24,21 +30,23 @@ def suspend(builder: PlanBuilder, view: JobView, evicted: str = "") -> None:
         status.suspended_at = builder.instant
     status.draining, status.draining_since, status.pending_since = [], None, None
     running = workloads(observed)
-    grace = view.job.spec.suspend_grace_seconds
+    grace = float(observed.job.spec.suspend_grace_seconds if observed.job is not None else DEFAULT_GRACE_SECONDS)
     left = remaining(status.suspended_at, grace, builder.now)
     run = status.run
     if evicted and status.evicted_at is None:
         status.evicted_at = builder.instant
     answered = run is not None and run.state == "Suspended" and run.observed_generation >= observed.metadata.generation
-    if view.workloads(COORDINATOR) and not answered and left > 0:
+    if any(role_of(child) == COORDINATOR for child in running) and not answered and left > 0:
         builder.requeue_after(left)
-        status.roles, _ = role_status.survey(view, observed.status)
+        if view is not None:
+            status.roles, _ = role_status.survey(view, observed.status)
         stops = f"the run writes a checkpoint and stops; it has {grace:g} s (spec.suspendGraceSeconds)"
         _set_suspended(builder, False, f"{evicted}; {stops}" if evicted else stops)
         return
     builder.delete(running)
     builder.deletions.update(trainer.orphaned_jobs(observed))
-    pods = pods_by_role(observed.pods, view.attempt.number)
+    attempt = trainer.current_attempt(observed)
+    pods = pods_by_role(observed.pods, attempt.number if attempt is not None else 1)
     status.roles = role_status.without_pods(observed.status, pods)
     if not evicted:
         gang_placement.release(builder)
