@@ -147,11 +147,10 @@ def test_a_suspended_job_and_a_finished_job_have_no_workload(world):
     world.admit()
     world.run_up()
     world.tell(state="Succeeded")
+    world.plan()
+    assert not world.find("trainer", "rollout") and WORKLOAD in world.children, "pods were there when it was planned"
     world.settle()
-    assert WORKLOAD in world.children or not world.find("trainer", "rollout"), "the quota is held while pods run"
-    world.make_pods()
-    world.settle()
-    assert WORKLOAD not in world.children
+    assert WORKLOAD not in world.children and world.find("coordinator"), "the coordinator answers without quota"
 
 
 def test_without_kueue_the_missing_type_is_reported():
@@ -167,6 +166,38 @@ def test_kueue_learns_that_pods_are_not_ready_any_more(world):
     world.fail_job()
     world.settle()
     assert world.kueue_says("PodsReady") == ("False", "WaitForRecovery")
+
+
+def test_kueue_learns_of_a_change_once_and_not_before_the_pods_were_ready():
+    world = Queued()
+    world.settle()
+    world.admit()
+    world.settle()
+    world.finish_initializer()
+    world.settle()
+    world.make_pods()
+    made = world.settle()
+    assert made.status_patches == [] and world.kueue_says("PodsReady") == ("", ""), "Kueue counts from the admission"
+    world.run_up()
+    assert world.kueue_says("PodsReady") == ("True", "Started")
+    world.now += 60
+    assert world.plan().status_patches == []
+    world.exit("trainer", 1)
+    world.fail_job()
+    world.settle()
+    assert world.kueue_says("PodsReady") == ("False", "WaitForRecovery")
+    world.now += 1
+    assert world.plan().status_patches == []
+
+
+def test_an_eviction_has_one_instant_however_often_it_is_planned(world):
+    world.evict()
+    world.settle()
+    began = world.status.evicted_at
+    for _ in range(2):
+        world.now += 7
+        world.settle()
+    assert world.status.evicted_at == world.status.suspended_at == began is not None
 
 
 def test_the_priority_of_the_job_orders_the_queue_if_it_is_known():

@@ -140,10 +140,12 @@ def wait(builder: PlanBuilder, view: JobView, admission: Admission) -> None:
 
 
 def stop_rejected(builder: PlanBuilder) -> str:
-    """Stop a job whose spec is rejected if Kueue has evicted it, or somebody has deleted its Workload. Return why; empty
-    if it goes on.
+    """Stop a job whose spec is rejected if Kueue has evicted it, or if its Workload was deleted.
 
     The Workload is deleted when the pods are gone: with it the job would be admitted again, and could not start.
+
+    Returns:
+        Why; empty if nothing is stopped.
     """
     observed, child = builder.observed, workload_of(builder.observed)
     if builder.status.gang_provider != "kueue":
@@ -163,11 +165,12 @@ def stop_rejected(builder: PlanBuilder) -> str:
 
 
 def report_ready(builder: PlanBuilder, admission: Admission, ready: bool) -> None:
-    """Tell Kueue whether the pods of an admitted job are ready."""
+    """Tell Kueue whether the pods of an admitted job are ready, if that differs from what it knows.
+
+    Without the condition it counts the time until all pods are ready from the admission.
+    """
     child = admission.workload
     if child is None or not admission.admitted or (_true(child, PODS_READY) is not None) == ready:
-        return
-    if not ready and _condition(child, PODS_READY) is None:
         return
     reason, message = ("Started", "all pods are ready") if ready else ("WaitForRecovery", "not all pods are ready")
     changed = _with_conditions(child, builder.instant, {PODS_READY: (ready, reason, message)})
