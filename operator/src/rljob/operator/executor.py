@@ -296,13 +296,13 @@ class Executor:
         """Change the status of an object of another project.
 
         Raises:
-            ConflictError: the object has changed since the decision.
+            ConflictError: the object has changed, or was created again, since the decision.
         """
         live = self._find(meta, ref)
         if live is None:
             return
-        metadata = {"uid": live.metadata.uid, "resourceVersion": live.metadata.resource_version}
-        patch = {"metadata": metadata, "status": status}
+        # An API server ignores the uid in a change of a status; an object that was created again has another version.
+        patch = {"metadata": {"resourceVersion": live.metadata.resource_version}, "status": status}
         resource = self._resource(ref[0])
         self._cache_child(ref[0], await self._client.merge_patch(resource, meta.namespace, ref[1], patch, "status"))
 
