@@ -290,6 +290,63 @@ async def test_a_job_that_changes_its_size_is_queued_again(plane: ControlPlane, 
             await running.settled()
 
 
+async def test_a_workload_that_waits_follows_the_manifest_and_a_setting_of_the_run_keeps_the_admission(
+    plane: ControlPlane, where: str, kueue: KueueDouble
+):
+    job = JobClient(plane, where)
+    plane.api.apply_object(
+        {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": where}, "value": 7}
+    )
+
+    async def asks(cpu: str) -> bool:
+        spec = (await workload(job))["spec"]
+        [runner] = [each for each in spec["podSets"] if each["name"] == "runner"]
+        [main] = runner["template"]["spec"]["containers"]
+        return spec["priority"] == 7 and main["resources"]["requests"]["cpu"] == cpu
+
+    with tainted_nodes(plane, 2):
+        async with operator(plane, where) as running:
+            scheduling = {**with_gang("kueue", "research")["scheduling"], "priorityClassName": where}
+            await job.apply(**{**with_gang("kueue", "research"), "scheduling": scheduling})
+            await job.reason("Queued")
+            await job.change(runner={"template": template("2m")})
+            await job.until(lambda: asks("2m"))
+            async with kueue.running():
+                await whole(job)
+                await job.ready_pods()
+                uid = (await workload(job))["metadata"]["uid"]
+                await job.change(
+                    training={"steps": 9}, runner={"template": template("2m", env=[{"name": "A", "value": "b"}])}
+                )
+                await running.settled()
+                assert (await workload(job))["metadata"]["uid"] == uid
+                assert (await job.condition("Suspended"))[1] != "Suspending"
+                await job.change(runner={"template": template("3m")})
+                await job.reason("Suspending")
+
+
+def template(cpu: str, **main: Object) -> Object:
+    """Return a template whose container demands CPU."""
+    return {"spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": cpu}}, **main}]}}
+
+
+async def test_a_job_with_a_rejected_spec_stops_when_it_is_evicted(plane: ControlPlane, where: str, kueue: KueueDouble):
+    job = JobClient(plane, where)
+    with tainted_nodes(plane, 2):
+        async with operator(plane, where) as running, kueue.running():
+            await job.run_up(**with_gang("kueue", "research"))
+            await job.change(trainer={"accelerator": {"profile": "unknown"}})
+            await job.reason("InvalidSpec")
+            await asyncio.to_thread(kueue.evict, workload_path(job), "Preempted", "Preempted to accommodate a workload")
+            await job.reason("Suspending", "Suspended")
+            await job.apply_run("Suspended")
+            await job.reason("Suspended", "Suspended")
+            await running.settled()
+            assert await job.pods() == [] and (await job.condition("Ready"))[1] == "InvalidSpec"
+            await job.change(trainer={"accelerator": {"profile": None}})
+            await whole(job)
+
+
 async def test_a_deactivated_workload_stops_its_job(plane: ControlPlane, where: str, kueue: KueueDouble):
     job = JobClient(plane, where)
     with tainted_nodes(plane, 2):
