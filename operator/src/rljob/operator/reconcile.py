@@ -254,6 +254,9 @@ class Reconciler:
             self._caches.jobs.deleted(meta.namespace, meta.name, meta.uid)
             raise
         self._caches.jobs.put(raw)
+        newest = self._caches.jobs.find(meta.namespace, meta.name)
+        if newest is not None and newest.metadata.uid == meta.uid:
+            self._jobs.read(newest)  # the metrics count what was read last, and an own write starts no reconcile
         self._written[meta.uid] = self._clock()
         return others_changed(cached, read_job(raw))
 
