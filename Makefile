@@ -145,6 +145,10 @@ bench: setup ## Run the benchmarks; each prints one JSON object (minutes)
 	$(BIN)/python -m benchmarks.rewards --json
 	$(BIN)/python -m benchmarks.environments --json
 
+.PHONY: scale-test
+scale-test: programs ## The operator with 10 to 1,000 jobs of 16 simulated pods (an hour; SCALE_ARGS="--sizes 10,30")
+	@$(BIN)/python -m benchmarks.operator_scale --json $(SCALE_ARGS)
+
 .PHONY: soak
 soak: setup ## Inject seventy faults into three runs with real engines and trainer (30 minutes; SEED=1)
 	requirements/system.sh "$(PYTHON)" soak

@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks import operator_phases as phases
 from benchmarks import time_limit
 from benchmarks.operator_cluster import BenchmarkCluster, OperatorProcess, Script, benchmark_cluster
-from benchmarks.operator_jobs import namespace
+from benchmarks.operator_jobs import changed_spec, namespace
 from benchmarks.report import report, target
 
 TIMEOUT_SECONDS = 7200.0  # includes 12 minutes to build the programs of the control plane, the first time
@@ -101,7 +101,8 @@ async def measure_running_jobs(
         settled = await phases.wait_until_idle(cluster, every)
         rest = await phases.measure_rest(cluster, operator, seconds)
         _log.info("idle after %.1f s, idle phase: %s", settled, rest)
-        changes = await phases.measure_changes(cluster, script, jobs, pods)
+        specs = [(i, changed_spec(i, pods, "more" if i % 2 else "first")) for i in range(jobs)]
+        changes = await phases.measure_changes(cluster, script, specs)
         _log.info("changes: %s", changes)
         await phases.wait_until_idle(cluster, every)
         metrics = await operator.metrics()

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,9 @@ def benchmark_cluster(scratch: Path) -> Iterator[BenchmarkCluster]:
     policy, audit = scratch / "policy.yaml", scratch / "audit.log"
     policy.write_text(POLICY.format(user=f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}"))
     flags = {
-        "apiserver": [f"--audit-policy-file={policy}", f"--audit-log-path={audit}"],
+        "etcd": ["--quota-backend-bytes=8589934592"],  # a thousand jobs have more than the default, 2 GiB
+        # Without a size the log is rotated after 100 MB.
+        "apiserver": [f"--audit-policy-file={policy}", f"--audit-log-path={audit}", "--audit-log-maxsize=4096"],
         "controller-manager": ["--concurrent-deployment-syncs=16", "--concurrent-replicaset-syncs=16"],
     }
     with ControlPlane(("etcd", "apiserver"), sorted((ROOT / "crds").glob("*.yaml")), flags) as plane:
@@ -98,7 +100,8 @@ def _chart() -> list[dict[str, Any]]:
 class OperatorProcess:
     """An operator with the configuration that it has in a pod, run as a process of this machine."""
 
-    def __init__(self, cluster: BenchmarkCluster, scratch: Path, identity: str) -> None:
+    def __init__(self, cluster: BenchmarkCluster, scratch: Path, identity: str, python: Sequence[str] = ()) -> None:
+        """Start it. ``python``: options of the interpreter, such as those of a profiler."""
         self.port = free_port("127.0.0.1")
         settings = {
             "cluster": {camel(key): value for key, value in asdict(CLUSTER).items()},
@@ -108,7 +111,7 @@ class OperatorProcess:
         }
         config = scratch / f"{identity}.json"
         config.write_text(json.dumps(settings))
-        command = [sys.executable, "-m", "rljob.operator.main", "--config", str(config)]
+        command = [sys.executable, *python, "-m", "rljob.operator.main", "--config", str(config)]
         command += ["--kubeconfig", str(cluster.operator_kubeconfig)]
         environment = dict(os.environ) | {"POD_NAME": identity, "POD_NAMESPACE": NAMESPACE}
         self.process = Process(identity, command, scratch / f"{identity}.log", environment)
@@ -225,8 +228,8 @@ class Script:
                 raise RequestError(answer.status, f"{method} {path}: {answer.status} {found.get('message')}")
             return found
 
-    async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[str]:
-        """Yield the types of the events of a watch that requests only the metadata of objects."""
+    async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """Yield type and metadata of the events of a watch, until the API server ends it."""
         partial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
         timeout = aiohttp.ClientTimeout(total=None)
         async with self._session.get(
@@ -236,4 +239,5 @@ class Script:
             timeout=timeout,
         ) as answer:
             async for line in answer.content:
-                yield json.loads(line)["type"]
+                event = json.loads(line)
+                yield event["type"], event["object"].get("metadata", {})

@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ async def measure_floor(
         async def worker() -> None:
             for i, objects in rendered:
                 if script is not None:
-                    await _apply(script, manifest(i, pods, prefix))
+                    await _apply_job(script, manifest(i, pods, prefix))
                 for stage in range(3):
                     await make(body for body in objects if _stage(body["kind"]) == stage)
 
@@ -67,7 +67,7 @@ async def measure_floor(
     return _made(cluster, start, jobs * len(children(0, pods, "", prefix)))
 
 
-async def _apply(script: Script, job: Object) -> None:
+async def _apply_job(script: Script, job: Object) -> None:
     path = RLJOBS.path(job["metadata"]["namespace"], job["metadata"]["name"])
     await script.request("PATCH", path, job, "apply-patch+yaml", fieldManager="script")
 
@@ -89,25 +89,30 @@ def _made(cluster: BenchmarkCluster, start: float, expected: int) -> dict[str, A
     }
 
 
-async def measure_create(cluster: BenchmarkCluster, script: Script, jobs: int, pods: int) -> dict[str, Any]:
-    """Apply all jobs and wait until the operator has created all children."""
-    expected = sum(len(children(i, pods, str(uuid.uuid4()), "bench")) for i in range(jobs))
+async def apply_jobs(script: Script, jobs: int, pods: int) -> None:
+    """Apply all jobs, SCRIPT_CONCURRENCY at a time."""
     queue = iter(range(jobs))
 
     async def worker() -> None:
         for i in queue:
-            await _apply(script, manifest(i, pods))
+            await _apply_job(script, manifest(i, pods))
 
-    start = time.time()
     async with asyncio.TaskGroup() as group:
         for _ in range(SCRIPT_CONCURRENCY):
             group.create_task(worker())
+
+
+async def measure_create(cluster: BenchmarkCluster, script: Script, jobs: int, pods: int) -> dict[str, Any]:
+    """Apply all jobs and wait until the operator has created all children."""
+    expected = sum(len(children(i, pods, str(uuid.uuid4()), "bench")) for i in range(jobs))
+    start = time.time()
+    await apply_jobs(script, jobs, pods)
     applied = time.time() - start
 
     def stored() -> int:
         return len(cluster.audit.since(start, lambda write: write.of_child and write.code == 201))
 
-    await _until(
+    await until(
         lambda: stored() >= expected, f"{expected} objects to be stored", lambda: counted(cluster.audit.since(start))
     )
     await asyncio.sleep(2.0)  # so that surplus objects would be counted
@@ -121,7 +126,7 @@ async def measure_start_pods(cluster: BenchmarkCluster, script: Script, pods: in
     cluster.plane.nodes(NODES, gpus=GPUS, cpu="4096", memory="64Ti")
     running = 0
     async with asyncio.timeout(_SECONDS):
-        async for kind in script.watch("/api/v1/pods", {"fieldSelector": "status.phase=Running"}):
+        async for kind, _ in script.watch("/api/v1/pods", {"fieldSelector": "status.phase=Running"}):
             running += {"ADDED": 1, "DELETED": -1}.get(kind, 0)
             if running >= pods:
                 break
@@ -129,34 +134,47 @@ async def measure_start_pods(cluster: BenchmarkCluster, script: Script, pods: in
     return {"pods": pods, "seconds": round(seconds, 1), "pods_per_second": round(pods / seconds, 1)}
 
 
+async def report_run(script: Script, index: int, pods: int, tick: int) -> None:
+    """Apply the ``tick``-th status.run of a job as its coordinator does."""
+    body = {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": name(index), "namespace": namespace(index)},
+        "status": {"run": run_status(index, pods, tick)},
+    }
+    user = f"system:serviceaccount:{namespace(index)}:{name(index)}-coordinator"
+    path = RLJOBS.path(namespace(index), name(index), "status")
+    manager = {"fieldManager": "rljob-coordinator", "force": "true"}
+    await script.request("PATCH", path, body, "apply-patch+yaml", user, **manager)
+
+
+@dataclass
+class Reports:
+    """What simulated coordinators have reported."""
+
+    sent: int = 0
+
+
 @contextlib.asynccontextmanager
-async def simulate_coordinators(script: Script, jobs: int, pods: int, every: float) -> AsyncIterator[None]:
+async def simulate_coordinators(script: Script, jobs: int, pods: int, every: float) -> AsyncIterator[Reports]:
     """Apply status.run of every job every ``every`` seconds, evenly spread in time, as coordinators do."""
+    reports = Reports()
 
     async def update_status() -> None:
         start, n = time.monotonic(), 0
         while True:
             await asyncio.sleep(max(0.0, start + n * every / jobs - time.monotonic()))
-            i, tick = n % jobs, n // jobs + 1
-            body = {
-                "apiVersion": "rljob.dev/v1alpha1",
-                "kind": "RLJob",
-                "metadata": {"name": name(i), "namespace": namespace(i)},
-                "status": {"run": run_status(i, pods, tick)},
-            }
-            user = f"system:serviceaccount:{namespace(i)}:{name(i)}-coordinator"
-            path = RLJOBS.path(namespace(i), name(i), "status")
-            manager = {"fieldManager": "rljob-coordinator", "force": "true"}
             try:
-                await script.request("PATCH", path, body, "apply-patch+yaml", user, **manager)
+                await report_run(script, n % jobs, pods, n // jobs + 1)
             except RequestError as error:
                 if error.code != 403:  # its Role may be among the children that were deleted
                     raise
             n += 1
+            reports.sent = n
 
     task = asyncio.create_task(update_status())
     try:
-        yield
+        yield reports
         if task.done():
             task.result()
     finally:
@@ -170,16 +188,17 @@ async def wait_until_idle(cluster: BenchmarkCluster, every: float) -> float:
     start = time.time()
 
     def last() -> float:
-        return max([start, *(write.answered for write in cluster.audit.since(start, _not_lease))])
+        return max([start, *(write.answered for write in cluster.audit.since(start, not_lease))])
 
     def recent_writes() -> dict[str, int]:
-        return counted(cluster.audit.since(time.time() - IDLE_PERIODS * every, _not_lease))
+        return counted(cluster.audit.since(time.time() - IDLE_PERIODS * every, not_lease))
 
-    await _until(lambda: time.time() - last() > IDLE_PERIODS * every, "the operator to be idle", recent_writes)
+    await until(lambda: time.time() - last() > IDLE_PERIODS * every, "the operator to be idle", recent_writes)
     return last() - start
 
 
-def _not_lease(write: Write) -> bool:
+def not_lease(write: Write) -> bool:
+    """Return whether an idle operator must not do this write."""
     return write.forbidden_when_idle
 
 
@@ -188,7 +207,7 @@ async def measure_rest(cluster: BenchmarkCluster, operator: OperatorProcess, sec
     start, used = time.time(), operator.cpu_seconds()
     await asyncio.sleep(seconds)
     wall, used = time.time() - start, operator.cpu_seconds() - used
-    writes = cluster.audit.since(start, _not_lease)
+    writes = cluster.audit.since(start, not_lease)
     return {
         "seconds": round(wall, 1),
         "writes": counted(writes),
@@ -197,30 +216,37 @@ async def measure_rest(cluster: BenchmarkCluster, operator: OperatorProcess, sec
     }
 
 
-async def measure_changes(cluster: BenchmarkCluster, script: Script, jobs: int, pods: int) -> dict[str, Any]:
-    """Change every spec once at a constant rate, in turn replicas and a pod template; measure the time to the child."""
-    sent: dict[int, float] = {}
+async def measure_changes(
+    cluster: BenchmarkCluster, script: Script, changes: Sequence[tuple[int, Object]], patience: float = 5.0
+) -> dict[str, Any]:
+    """Change specs at a constant rate; measure the time to the first write of a child of the job.
+
+    Args:
+        changes: job and merge patch. A job may have several, if the operator has answered the first before the second.
+        patience: seconds after the last change in which the operator may answer.
+    """
+    sent: list[tuple[int, float]] = []
     stored = []
     begin = time.monotonic()
-    for i in range(jobs):
-        await asyncio.sleep(max(0.0, begin + i / CHANGES_PER_SECOND - time.monotonic()))
-        sent[i] = time.time()
-        how = "more" if i % 2 else "first"
-        await script.request(
-            "PATCH", RLJOBS.path(namespace(i), name(i)), changed_spec(i, pods, how), "merge-patch+json"
-        )
-        stored.append(time.time() - sent[i])
-    await asyncio.sleep(5.0)
-    first = {i: _first_child_write(cluster, i, since) for i, since in sent.items()}
-    waits = sorted((write.answered - sent[i] if write else math.inf) for i, write in first.items())
-    p99 = waits[math.ceil(0.99 * len(waits)) - 1]
+    for n, (i, patch) in enumerate(changes):
+        await asyncio.sleep(max(0.0, begin + n / CHANGES_PER_SECOND - time.monotonic()))
+        sent.append((i, time.time()))
+        await script.request("PATCH", RLJOBS.path(namespace(i), name(i)), patch, "merge-patch+json")
+        stored.append(time.time() - sent[-1][1])
+    await asyncio.sleep(patience)
+    first = [(first_child_write(cluster, i, since), since) for i, since in sent]
+    waits = [write.answered - since if write else math.inf for write, since in first]
+    return {"changes": len(sent), "stored_p50_s": round(statistics.median(stored), 3), **latencies(waits)}
+
+
+def latencies(waits: Sequence[float]) -> dict[str, Any]:
+    """Return median, 99th percentile (the largest of up to 100 values) and maximum of seconds; infinite: unanswered."""
+    ordered = sorted(waits)
     return {
-        "changes": jobs,
-        "stored_p50_s": round(statistics.median(stored), 3),
-        "p50_s": _finite(waits[len(waits) // 2]),
-        "p99_s": _finite(p99),
-        "max_s": _finite(waits[-1]),
-        "unanswered": sum(map(math.isinf, waits)),
+        "p50_s": _finite(ordered[len(ordered) // 2]),
+        "p99_s": _finite(ordered[math.ceil(0.99 * len(ordered)) - 1]),
+        "max_s": _finite(ordered[-1]),
+        "unanswered": sum(map(math.isinf, ordered)),
     }
 
 
@@ -229,7 +255,9 @@ def _finite(seconds: float) -> float:
     return round(min(seconds, 86_400.0), 3)
 
 
-def _first_child_write(cluster: BenchmarkCluster, i: int, since: float) -> Write | None:
+def first_child_write(cluster: BenchmarkCluster, i: int, since: float) -> Write | None:
+    """Return the operator's first write of a child of job ``i`` after ``since``, Unix seconds."""
+
     def of_job(write: Write) -> bool:
         return write.of_child and write.namespace == namespace(i) and write.name.startswith(f"{name(i)}-")
 
@@ -288,7 +316,7 @@ async def measure_restart(
             for job in listed["items"]
             if job["status"].get("observedGeneration") != job["metadata"]["generation"]
         ]
-        unchanged = [name(i) for i in done.changed if _first_child_write(cluster, i, start) is None]
+        unchanged = [name(i) for i in done.changed if first_child_write(cluster, i, start) is None]
         return [*(f"{kind} {where}/{what}" for kind, where, what in sorted(missing)), *not_observed, *unchanged]
 
     async with asyncio.timeout(_SECONDS):
@@ -297,7 +325,7 @@ async def measure_restart(
                 operator.process.check()
             _log.info("%d objects missing or out of date, for example %s", len(left), left[0])
             await asyncio.sleep(1.0)
-    writes = cluster.audit.since(start, _not_lease)
+    writes = cluster.audit.since(start, not_lease)
     last = max(write.answered for write in writes if write.of_child)
     return {
         "deleted": done.deleted,
@@ -309,9 +337,16 @@ async def measure_restart(
     }
 
 
-async def _until(condition: Callable[[], bool], what: str, writes: Callable[[], object]) -> None:
-    deadline = time.monotonic() + _SECONDS
+async def until(
+    condition: Callable[[], bool], what: str, state: Callable[[], object], seconds: float = _SECONDS
+) -> None:
+    """Wait until ``condition`` holds.
+
+    Raises:
+        TimeoutError: it does not within ``seconds``; the message has ``what`` and the result of ``state``.
+    """
+    deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {_SECONDS:g} s; writes: {writes()}")
+            raise TimeoutError(f"{what}: not within {seconds:g} s; writes: {state()}")
         await asyncio.sleep(0.1)
