@@ -197,10 +197,12 @@ async def measure_rest(
 
 
 def edits_of(jobs: int, pods: int, text: str) -> list[tuple[int, Object]]:
-    """Return EDITS changes of the runner's pod template, spread over the jobs; ``text`` makes them unique."""
-    return [
-        (n * jobs // EDITS if jobs > EDITS else n % jobs, changed_spec(0, pods, f"{text}-{n}")) for n in range(EDITS)
-    ]
+    """Return changes of the runner's pod template, spread over the jobs: EDITS, but at most two of a job.
+
+    ``text`` makes them unique.
+    """
+    count, of_jobs = min(EDITS, 2 * jobs), min(EDITS, jobs)
+    return [(n % of_jobs * jobs // of_jobs, changed_spec(0, pods, f"{text}-{n}")) for n in range(count)]
 
 
 async def measure_kills(cluster: BenchmarkCluster, operator: OperatorProcess, jobs: int) -> dict[str, Any]:

@@ -94,8 +94,10 @@ def test_finished_sizes_depend_on_all_code_that_is_measured(monkeypatch, tmp_pat
 def test_edits_are_different_and_spread_over_the_jobs(jobs):
     edits = edits_of(jobs, 16, "quiet")
     texts = {patch["spec"]["runner"]["template"]["metadata"]["annotations"]["bench"] for _, patch in edits}
-    assert len(edits) == len(texts) == EDITS
-    assert {job for job, _ in edits} == {n * jobs // min(jobs, EDITS) for n in range(min(jobs, EDITS))}
+    assert len(edits) == len(texts) == min(2 * jobs, EDITS)
+    edited = sorted({job for job, _ in edits})
+    assert edited == [n * jobs // min(jobs, EDITS) for n in range(min(jobs, EDITS))]
+    assert edited[-1] >= jobs * 0.98 - 1
 
 
 def write(resource: str, name: str, where: str = "bench-00", subresource: str = "") -> Write:
