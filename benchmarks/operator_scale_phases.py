@@ -29,7 +29,8 @@ EDITS = 50
 KILLS = 20
 RESTART_CHANGES = 20
 """One of so many jobs is changed while no operator runs."""
-REST_SECONDS = 30.0
+REST_SECONDS = 60.0
+"""The operator lists all RLJobs once in this time."""
 IDLE_EVERY = 5.0
 """The operator is idle when it has written nothing for IDLE_PERIODS times this."""
 FIRST_SECONDS, SECONDS_PER_JOB = 300.0, 4.0
@@ -98,9 +99,9 @@ async def create(
     cluster: BenchmarkCluster, operator: OperatorProcess, script: Script, jobs: int, pods: int
 ) -> dict[str, Any]:
     """Apply all jobs and wait until all run: their pods are ready and their coordinators have reported."""
-    await asyncio.sleep(1.0)  # the caches are filled
-    metrics, served = await operator.metrics(), usage.api_server_requests(cluster)
     processes = usage.Processes(cluster, operator)
+    await processes.wait_until_quiet()
+    metrics, served = await operator.metrics(), usage.api_server_requests(cluster)
     used, start = processes.cpu_seconds(), time.time()
     async with coordinators_that_start(script, pods):
         await phases.apply_jobs(script, jobs, pods)

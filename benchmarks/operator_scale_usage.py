@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import statistics
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +16,8 @@ from benchmarks.operator_audit import Write
 from benchmarks.operator_cluster import BenchmarkCluster, OperatorProcess
 
 OPERATOR, API_SERVER, BENCHMARK = "operator", "apiserver", "benchmark"
+QUIET_SHARE, QUIET_SECONDS, QUIET_LIMIT_SECONDS = 0.1, 3.0, 90.0
+"""Processes are quiet if they use less than this share of one core for some seconds."""
 _REQUESTS = "rljob_operator_api_requests_total{"
 
 
@@ -27,6 +31,14 @@ class Processes:
     def cpu_seconds(self) -> dict[str, float]:
         """Return the CPU time that each process has used."""
         return {name: process_counters.cpu_seconds(pid) for name, pid in self._pids.items()}
+
+    async def wait_until_quiet(self) -> None:
+        """Wait until the processes have done the work of their start, at most QUIET_LIMIT_SECONDS."""
+        begin, used = time.monotonic(), math.inf
+        while used > QUIET_SHARE * QUIET_SECONDS and time.monotonic() - begin < QUIET_LIMIT_SECONDS:
+            before = sum(self.cpu_seconds().values())
+            await asyncio.sleep(QUIET_SECONDS)
+            used = sum(self.cpu_seconds().values()) - before
 
     def resident_mib(self) -> dict[str, float]:
         """Return the resident memory of each process except this one."""
