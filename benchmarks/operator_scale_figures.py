@@ -12,6 +12,8 @@ from benchmarks.report import target
 
 Size = Mapping[str, Any]
 """Figures of one size: the result of :func:`benchmarks.operator_scale_phases.measure_size`."""
+BEND = 1.1
+"""Increase of the CPU time per job of all processes that counts as a bend of the curve."""
 MEMORY_MIB = 1024
 """The memory limit of the operator in the chart."""
 
@@ -21,21 +23,22 @@ def growth(sizes: Sequence[Size]) -> dict[str, Any]:
 
     ``exponent``: of the time until all jobs run, between two neighbouring sizes; 1 is a constant number of jobs/s.
     ``cpu_seconds_per_job``: process → at the smallest and at the largest size. ``bends``: the process whose CPU time
-    per job increases most, and its share of that increase. The machine is the limit where ``busy`` is near 1.
+    per job increases most, and its share of that increase; None if the CPU time of all grows by less than BEND. Where
+    ``busy`` is near 1 the machine is the limit; where ``machine_busy`` is much larger, other programs ran beside.
     """
     first, last = sizes[0]["created"], sizes[-1]["created"]
     names = [name for name in last["cpu_seconds_per_job"] if name != BENCHMARK]
     per_job = {name: [each["cpu_seconds_per_job"][name] for each in (first, last)] for name in names}
-    increase = {name: after - before for name, (before, after) in per_job.items()}
+    before, total = (sum(values) for values in zip(*per_job.values(), strict=True))
+    increase = {name: last - first for name, (first, last) in per_job.items()}
     most = max(increase, key=lambda name: increase[name])
-    positive = sum(value for value in increase.values() if value > 0)
-    total = sum(last["cpu_seconds_per_job"][name] for name in names)
+    share = round(increase[most] / sum(value for value in increase.values() if value > 0), 3) if total > before else 0.0
     return {
         "exponent": {f"{one['jobs']}-{two['jobs']}": exponent(one, two) for one, two in pairwise(sizes)},
-        "busy": {str(size["jobs"]): size["created"]["busy"] for size in sizes},
-        "cpu_seconds_per_job": per_job,
-        "share_at_largest": {name: round(last["cpu_seconds_per_job"][name] / total, 3) for name in names},
-        "bends": {"process": most, "share": round(increase[most] / positive, 3)} if positive else None,
+        **{what: {str(each["jobs"]): each["created"][what] for each in sizes} for what in ("busy", "machine_busy")},
+        "cpu_seconds_per_job": per_job | {"all": [round(before, 4), round(total, 4)]},
+        "share_at_largest": {name: round(after / total, 3) for name, (_, after) in per_job.items()},
+        "bends": {"process": most, "share": share} if total > BEND * before else None,
     }
 
 

@@ -102,13 +102,14 @@ async def create(
     processes = usage.Processes(cluster, operator)
     await processes.wait_until_quiet()
     metrics, served = await operator.metrics(), usage.api_server_requests(cluster)
-    used, start = processes.cpu_seconds(), time.time()
+    used, machine, start = processes.cpu_seconds(), usage.machine_seconds(), time.time()
     async with coordinators_that_start(script, pods):
         await phases.apply_jobs(script, jobs, pods)
         applied = time.time() - start
         metrics = usage.difference(await wait_until_running(cluster, operator, jobs), metrics)
     seconds = time.time() - start
     spent = usage.difference(processes.cpu_seconds(), used)
+    machine = usage.machine_seconds() - machine
     await _check_all_run(script, jobs)
     writes = cluster.audit.since(start, phases.not_lease)
     served = usage.api_server_requests(cluster) - served
@@ -118,6 +119,7 @@ async def create(
         "running_s": round(seconds, 2),
         "jobs_per_second": round(jobs / seconds, 3),
         "busy": usage.busy(spent, seconds),
+        "machine_busy": usage.busy({"all": machine}, seconds),
         "cpu_seconds_per_job": usage.divided(spent, jobs),
         "api_server_requests_per_job": round(served / jobs, 1),
         "operator": usage.report_of(metrics, writes, jobs),

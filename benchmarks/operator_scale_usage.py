@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import psutil
+
 from benchmarks import process_counters
 from benchmarks.operator_audit import Write
 from benchmarks.operator_cluster import BenchmarkCluster, OperatorProcess
@@ -59,6 +61,12 @@ def divided(values: Mapping[str, float], by: float) -> dict[str, float]:
 def busy(cpu_seconds: Mapping[str, float], seconds: float) -> float:
     """Return the share of the machine's cores that the processes used for ``seconds``."""
     return round(sum(cpu_seconds.values()) / seconds / (os.cpu_count() or 1), 3)
+
+
+def machine_seconds() -> float:
+    """Return the CPU time that all programs of this machine have used."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq)
 
 
 def operator_requests(metrics: Mapping[str, float]) -> Counter[str]:

@@ -25,6 +25,7 @@ def size(jobs: int, seconds: float, **cpu: float) -> dict:
             "running_s": seconds,
             "last_child_s": seconds / 2,
             "busy": 0.9,
+            "machine_busy": 0.95,
             "cpu_seconds_per_job": {"operator": 0.5, "apiserver": 1.0, "etcd": 0.2, "benchmark": 0.1} | cpu,
             "operator": {"writes_per_job": 30.0},
         },
@@ -47,8 +48,9 @@ def test_growth_names_the_process_whose_cpu_time_per_job_increases_most():
     assert sum(found["share_at_largest"].values()) == pytest.approx(1.0, abs=0.01)
 
 
-def test_nothing_bends_a_curve_without_growth():
-    assert growth([size(10, 10.0), size(30, 30.0)])["bends"] is None
+def test_less_than_a_tenth_of_the_cpu_time_of_all_processes_is_no_bend():
+    for etcd, bends in ((0.1, None), (0.2, None), (0.36, None), (0.38, {"process": "etcd", "share": 1.0})):
+        assert growth([size(10, 10.0), size(30, 30.0, etcd=etcd)])["bends"] == bends
 
 
 def test_the_targets_are_about_one_job_and_need_no_second_size():
