@@ -1,11 +1,12 @@
 #!/bin/sh
-# Checks for the system packages that pip cannot install. Usage: requirements/system.sh PYTHON [soak|monitoring|gitops]
+# Checks for the system packages that pip cannot install. Usage: requirements/system.sh PYTHON [soak|monitoring|gitops|nfs]
 #   libnuma.so.1           vLLM's CPU build loads it
 #   venv                   Debian has this module of Python in a separate package
 #   C compiler, Python.h   pycosat (a dependency of reasoning-gym) is published as source only
 #   nft, ip, ss            with the argument soak: `make soak` breaks connections with them
 #   promtool, prometheus   with the argument monitoring: e2e/integration/test_dashboards.py and test_alerts.py use them
 #   lua5.4                 with the argument gitops: e2e/integration/test_gitops.py runs a rule of Argo CD with it
+#   ganesha.nfsd, libnfs, FUSE  with the argument nfs: a test in pods (e2e/pods/nfs) has an NFS server and a client of it
 # As root, it installs missing Debian packages; as another user, it prints their names and exits with code 1.
 set -eu
 python=$1
@@ -33,6 +34,13 @@ if [ "${2:-}" = monitoring ]; then
 fi
 if [ "${2:-}" = gitops ]; then
     command -v lua5.4 >/dev/null 2>&1 || missing="$missing lua5.4"
+fi
+if [ "${2:-}" = nfs ]; then
+    command -v ganesha.nfsd >/dev/null 2>&1 || missing="$missing nfs-ganesha"
+    ls /usr/lib/*/ganesha/libfsalvfs.so >/dev/null 2>&1 || missing="$missing nfs-ganesha-vfs"
+    command -v pkg-config >/dev/null 2>&1 || missing="$missing pkg-config"
+    [ -e /usr/include/nfsc/libnfs.h ] || missing="$missing libnfs-dev"
+    [ -e /usr/include/fuse3/fuse.h ] || missing="$missing libfuse3-dev"
 fi
 
 [ -n "$missing" ] || exit 0

@@ -36,8 +36,9 @@ CHILDREN = (
 )
 """Kinds that a job consists of in a cluster without other projects."""
 READ = """
-import json, sqlite3, sys
-ledger = sqlite3.connect("file:/var/lib/rljob/ledger.sqlite?mode=ro", uri=True, timeout=30)
+import json, os, sqlite3, sys
+directory = os.environ.get("RLJOB_LEDGER", "/var/lib/rljob")
+ledger = sqlite3.connect(f"file:{directory}/ledger.sqlite?mode=ro", uri=True, timeout=30)
 ledger.row_factory = sqlite3.Row
 print(json.dumps([dict(row) for row in ledger.execute(sys.argv[1])]))
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 from tools.cluster.client import Object
@@ -19,10 +20,24 @@ def kill_containers(pod: Object) -> None:
     Raises:
         RuntimeError: the pod has none on this machine.
     """
+    kill_processes(processes(pod))
+
+
+def processes(pod: Object) -> list[int]:
+    """Return the process ids of a pod's containers.
+
+    Raises:
+        RuntimeError: the pod has none on this machine.
+    """
     uid = pod["metadata"]["uid"]
     found = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cgroup") if _is_of(path, uid)]
     if not found:
         raise RuntimeError(f"pod {pod['metadata']['name']} has no processes on this machine")
+    return found
+
+
+def kill_processes(found: Sequence[int]) -> None:
+    """Kill processes, also if some have ended."""
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -200,17 +200,6 @@ def hpa(job: Job) -> Object:
     }
 
 
-def pods(job: Job, count: int) -> None:
-    """Wait until the reward has so many pods, all ready."""
-
-    def there() -> bool:
-        found = job.pods(ROLE)
-        ready = [each for pod in found for each in pod["status"].get("conditions", ()) if each["type"] == "Ready"]
-        return len(found) == count and all(each["status"] == "True" for each in ready)
-
-    job.until(there, SCALE_SECONDS, f"{count} pods of the reward")
-
-
 def set_fast(job: Job, fast: bool) -> None:
     """Let all pods of the reward score at once, or slowly."""
     command = ["touch", "/state/fast"] if fast else ["rm", "-f", "/state/fast"]
@@ -234,12 +223,12 @@ def scalings(job: Job) -> list[str]:
 
 def test_the_built_in_autoscaler_scales_out_under_load_and_in_again(job: Job) -> None:
     job.reaches(1, START_SECONDS)
-    pods(job, MOST)
+    job.has_pods(ROLE, MOST, SCALE_SECONDS)
     stays(job, MOST)
     begun = job.step()
     job.reaches(begun + 2, SCALE_SECONDS)
     set_fast(job, True)
-    pods(job, 1)
+    job.has_pods(ROLE, 1, SCALE_SECONDS)
     stays(job, 1)
     assert set(scalings(job)) == {"ScaledOut", "ScaledIn"}
     check_samples(job)
@@ -249,11 +238,11 @@ def test_an_hpa_scales_it_by_the_same_load_and_the_operator_keeps_off(job: Job, 
     decisions = scalings(job)
     job.kubectl("apply", "-f", "-", stdin=json.dumps(hpa(job)))
     set_fast(job, False)
-    pods(job, MOST)
+    job.has_pods(ROLE, MOST, SCALE_SECONDS)
     begun = job.step()
     job.reaches(begun + 2, SCALE_SECONDS)
     set_fast(job, True)
-    pods(job, 1)
+    job.has_pods(ROLE, 1, SCALE_SECONDS)
     assert scalings(job) == decisions
     check_samples(job)
 

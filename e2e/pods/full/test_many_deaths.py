@@ -53,9 +53,9 @@ def small(**spec: Any) -> Object:
     )
 
 
-def complete(job: Job) -> None:
+def complete(job: Job, seconds: float = SECONDS) -> None:
     """See a job to its end; its accounts are right."""
-    job.until(lambda: job.condition("Complete")[0] == "True", SECONDS, "the job to be complete")
+    job.until(lambda: job.condition("Complete")[0] == "True", seconds, "the job to be complete")
     check_prompts(job)
     report = job.audit()
     assert report["ok"] and report["finished"], report
