@@ -18,6 +18,7 @@ from tools.cluster.client import Object
 from tools.cluster.node import Cluster
 
 ROLE, MOST, TARGET = "reward-slow", 3, 8
+OUT_SECONDS, IN_SECONDS = 5, 20
 SCALE_SECONDS = 240.0
 QUIET_SECONDS = 30.0
 REWARD = """
@@ -101,7 +102,7 @@ def manifest(image: str) -> Object:
         "template": {"spec": {"containers": [main], "volumes": [{"name": "state", "emptyDir": {}}]}},
         "timeoutSeconds": 60,
         "replicas": {"min": 1, "max": MOST},
-        "autoscaling": {"targetInFlight": TARGET, "scaleOutSeconds": 5, "scaleInSeconds": 20},
+        "autoscaling": {"targetInFlight": TARGET, "scaleOutSeconds": OUT_SECONDS, "scaleInSeconds": IN_SECONDS},
     }
     body = quickstart(
         initializer=SMALL_MODEL,
@@ -182,9 +183,9 @@ def adapter_objects(job: Job, image: str, crt: Path, key: Path) -> list[Object]:
 
 
 def hpa(job: Job) -> Object:
-    """Return an HPA of the reward without stabilization windows."""
+    """Return an HPA of the reward with the windows of the built-in autoscaler."""
     external = {"metric": {"name": "rljob_role_load"}, "target": {"type": "AverageValue", "averageValue": str(TARGET)}}
-    at_once = {"stabilizationWindowSeconds": 0}
+    out, back = ({"stabilizationWindowSeconds": seconds} for seconds in (OUT_SECONDS, IN_SECONDS))
     reference = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJobScale", "name": f"{job.name}-{ROLE}"}
     return {
         "apiVersion": "autoscaling/v2",
@@ -195,7 +196,7 @@ def hpa(job: Job) -> Object:
             "minReplicas": 1,
             "maxReplicas": MOST,
             "metrics": [{"type": "External", "external": external}],
-            "behavior": {"scaleUp": at_once, "scaleDown": at_once},
+            "behavior": {"scaleUp": out, "scaleDown": back},
         },
     }
 
@@ -221,30 +222,31 @@ def scalings(job: Job) -> list[str]:
     return [event["reason"] for event in found if event["reason"] in ("ScaledOut", "ScaledIn")]
 
 
-def test_the_built_in_autoscaler_scales_out_under_load_and_in_again(job: Job) -> None:
-    job.reaches(1, START_SECONDS)
+def goes_out_and_in_again(job: Job) -> None:
+    """Check that the reward has all pods under load, works with them, and has one when the load ends."""
     job.has_pods(ROLE, MOST, SCALE_SECONDS)
     stays(job, MOST)
-    begun = job.step()
-    job.reaches(begun + 2, SCALE_SECONDS)
+    job.reaches(job.step() + 2, SCALE_SECONDS)
     set_fast(job, True)
     job.has_pods(ROLE, 1, SCALE_SECONDS)
     stays(job, 1)
-    assert set(scalings(job)) == {"ScaledOut", "ScaledIn"}
     check_samples(job)
+
+
+def test_the_built_in_autoscaler_scales_out_under_load_and_in_again(job: Job) -> None:
+    job.reaches(1, START_SECONDS)
+    goes_out_and_in_again(job)
+    assert set(scalings(job)) == {"ScaledOut", "ScaledIn"}
 
 
 def test_an_hpa_scales_it_by_the_same_load_and_the_operator_keeps_off(job: Job, adapter: None) -> None:
+    job.scale(ROLE, 2)  # ends the built-in autoscaler, which would be faster than the HPA's 15 s
+    job.has_pods(ROLE, 2, SCALE_SECONDS)
     decisions = scalings(job)
     job.kubectl("apply", "-f", "-", stdin=json.dumps(hpa(job)))
     set_fast(job, False)
-    job.has_pods(ROLE, MOST, SCALE_SECONDS)
-    begun = job.step()
-    job.reaches(begun + 2, SCALE_SECONDS)
-    set_fast(job, True)
-    job.has_pods(ROLE, 1, SCALE_SECONDS)
+    goes_out_and_in_again(job)
     assert scalings(job) == decisions
-    check_samples(job)
 
 
 def test_no_work_was_lost(job: Job) -> None:
