@@ -19,7 +19,7 @@ from e2e.pods.nfs.server import CLASS, NfsServer, require_packages
 from rljob.ledger.segments import HEADER
 from tools.cluster.node import Cluster, Node
 
-SECONDS = 240.0
+START_SECONDS, SECONDS = 600.0, 240.0
 COMMITS, CHECKPOINTS = 3, 1
 """How often the coordinator is killed in a commit, and the trainer while it writes a checkpoint."""
 TRIES = 4
@@ -33,7 +33,7 @@ mounts = dict(line.split()[1:3] for line in open("/proc/mounts"))
 print(mounts["/var/lib/rljob"], mounts[os.environ["RLJOB_LEDGER"]])
 """
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = pytest.mark.timeout(2400)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def times(count: int, kill: Callable[[Job, NfsServer], bool], job: Job, server: 
 
 def test_a_run_on_nfs_with_its_own_ledger_volume_survives_kills_in_mid_commit(job: Job, server: NfsServer) -> None:
     job.apply()
-    job.reaches(1, SECONDS)
+    job.reaches(1, START_SECONDS)
     storage, ledger = job.python(MOUNTS).split()
     assert storage == "fuse.nfs" and ledger != storage
     assert not (server.export / "ledger.sqlite").exists()
