@@ -155,7 +155,7 @@ soak: setup ## Inject seventy faults into three runs with real engines and train
 	$(BIN)/python -W ignore -m e2e.soak --seed $(SEED) --json
 
 .PHONY: e2e-full
-e2e-full: programs ## Run all tests in pods, including the long ones, on the real cluster (about 50 minutes)
+e2e-full: programs ## Run all tests in pods, including the long ones, on the real cluster (about an hour)
 	$(BIN)/python -m e2e.pods.full --json
 
 .PHONY: clean

@@ -17,7 +17,7 @@ from e2e.pods.job import IDLE_RESOURCES, RESTRICTED, SMALL_MODEL, Job, quickstar
 from tools.cluster.client import Object
 from tools.cluster.node import Cluster
 
-ROLE, MOST, TARGET = "reward-slow", 3, 8
+ROLE, MOST, TARGET = "reward-slow", 3, 20
 OUT_SECONDS, IN_SECONDS = 5, 20
 SCALE_SECONDS = 240.0
 QUIET_SECONDS = 30.0
