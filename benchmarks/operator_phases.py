@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,6 +148,20 @@ async def report_run(script: Script, index: int, pods: int, tick: int) -> None:
     await script.request("PATCH", path, body, "apply-patch+yaml", user, **manager)
 
 
+@contextlib.asynccontextmanager
+async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run ``work`` until the end of the context; raise its error there."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
 @dataclass
 class Reports:
     """What simulated coordinators have reported."""
@@ -172,15 +186,8 @@ async def simulate_coordinators(script: Script, jobs: int, pods: int, every: flo
             n += 1
             reports.sent = n
 
-    task = asyncio.create_task(update_status())
-    try:
+    async with in_background(update_status()):
         yield reports
-        if task.done():
-            task.result()
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def wait_until_idle(cluster: BenchmarkCluster, every: float) -> float:

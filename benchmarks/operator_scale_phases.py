@@ -142,15 +142,8 @@ async def coordinators_that_start(script: Script, pods: int) -> AsyncIterator[No
                         reported.add(key)
                         group.create_task(phases.report_run(script, int(key[1].removeprefix("job-")), pods, 1))
 
-    task = asyncio.create_task(follow())
-    try:
+    async with phases.in_background(follow()):
         yield
-        if task.done():
-            task.result()
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def wait_until_running(cluster: BenchmarkCluster, operator: OperatorProcess, jobs: int) -> Mapping[str, float]:
