@@ -35,7 +35,8 @@ IDLE_EVERY = 5.0
 """The operator is idle when it has written nothing for IDLE_PERIODS times this."""
 FIRST_SECONDS, SECONDS_PER_JOB = 300.0, 4.0
 """Time for the jobs of a size to run."""
-POLL_SECONDS = 0.2
+POLL_SECONDS, POLL_SECONDS_PER_JOB, LONGEST_POLL_SECONDS = 0.2, 0.02, 2.0
+"""Between two scrapes of the operator's metrics: a scrape uses its CPU time."""
 _READY = 'rljob_operator_jobs{condition="Ready",status="%s"}'
 _log = logging.getLogger("benchmark")
 
@@ -167,7 +168,7 @@ async def wait_until_running(cluster: BenchmarkCluster, operator: OperatorProces
         if now - logged > 30.0:
             logged = now
             _log.info("%d of %d jobs run after %.0f s", running, jobs, now - begin)
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(min(max(POLL_SECONDS, POLL_SECONDS_PER_JOB * jobs), LONGEST_POLL_SECONDS))
 
 
 async def _check_all_run(script: Script, jobs: int) -> None:
