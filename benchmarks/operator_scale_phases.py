@@ -16,7 +16,7 @@ import aiohttp
 from benchmarks import operator_phases as phases
 from benchmarks import operator_scale_usage as usage
 from benchmarks.operator_audit import Write, counted
-from benchmarks.operator_cluster import BenchmarkCluster, OperatorProcess, Script, benchmark_cluster
+from benchmarks.operator_cluster import BenchmarkCluster, OperatorProcess, RequestError, Script, benchmark_cluster
 from benchmarks.operator_jobs import changed_spec, name, namespace
 from rljob.manifests.inputs import Object
 from rljob.manifests.names import JOB, ROLE
@@ -134,6 +134,14 @@ async def coordinators_that_start(script: Script, pods: int) -> AsyncIterator[No
     reported: set[tuple[str, str]] = set()
     selector = {"fieldSelector": "status.phase=Running", "labelSelector": f"{ROLE}=coordinator"}
 
+    async def report(index: int) -> None:
+        while True:
+            try:
+                return await phases.report_run(script, index, pods, 1)
+            except RequestError as error:  # an overloaded API server; a coordinator tries again, too
+                _log.info("%s", error)
+                await asyncio.sleep(1.0)
+
     async def follow() -> None:
         async with asyncio.TaskGroup() as group:
             while True:  # the API server ends a watch after half an hour
@@ -141,7 +149,7 @@ async def coordinators_that_start(script: Script, pods: int) -> AsyncIterator[No
                     key = meta.get("namespace", ""), meta.get("labels", {}).get(JOB, "")
                     if kind == "ADDED" and key not in reported:
                         reported.add(key)
-                        group.create_task(phases.report_run(script, int(key[1].removeprefix("job-")), pods, 1))
+                        group.create_task(report(int(key[1].removeprefix("job-"))))
 
     async with phases.in_background(follow()):
         yield
