@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 import yaml
 
 from rljob.protocol.free_port import free_port
@@ -20,15 +18,6 @@ from rljob.protocol.free_port import free_port
 ROOT = Path(__file__).parents[2]
 SCRAPE_SECONDS = 0.5
 READY_SECONDS = 60.0
-
-
-def require_programs() -> None:
-    """Install prometheus and promtool, as root; skip the test if they are missing and this user cannot."""
-    done = subprocess.run(
-        [ROOT / "requirements/system.sh", sys.executable, "monitoring"], capture_output=True, text=True, timeout=300
-    )
-    if done.returncode:
-        pytest.skip(done.stderr.strip())
 
 
 def promtool(*arguments: str) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from e2e.integration.helm_program import CHART
-from e2e.integration.prometheus_server import ROOT, promtool, require_programs
+from e2e.integration.prometheus_server import ROOT, promtool
+from e2e.system_packages import require_packages
 
 RULES = CHART / "files/alerts.yaml"
 CASES = Path(__file__).parent / "alert_cases.yaml"
@@ -23,7 +24,7 @@ def alerts() -> dict[str, dict[str, Any]]:
 
 
 def test_the_cases_of_the_alerts_pass() -> None:
-    require_programs()
+    require_packages("monitoring")
     promtool("check", "rules", str(RULES))
     promtool("test", "rules", str(CASES))
 

@@ -16,8 +16,9 @@ import pytest
 import yaml
 
 from e2e.integration.helm_program import CHART, Helm, of_kind
-from e2e.integration.prometheus_server import Prometheus, Target, require_programs, running_prometheus
+from e2e.integration.prometheus_server import Prometheus, Target, running_prometheus
 from e2e.integration.scraped_run import MANIFEST, ScrapedRun, scraped_run
+from e2e.system_packages import require_packages
 from rljob.api.models import RLJob
 from rljob.manifests import names
 from rljob.manifests.inputs import RenderTarget
@@ -152,7 +153,7 @@ async def problems(prometheus: Prometheus) -> list[str]:
 
 @pytest.mark.timeout(900)
 async def test_every_query_of_the_dashboards_returns_data_of_a_run(program: Helm, tmp_path: Path) -> None:
-    require_programs()
+    require_packages("monitoring")
     rules = relabelings(program.template(*ON))
     storage = tmp_path / "run"
     storage.mkdir()

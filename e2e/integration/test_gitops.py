@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import yaml
 from e2e.docs.blocks import blocks
 from e2e.integration.job_lifecycle import JobClient
 from e2e.integration.operators import job, running_operator
+from e2e.system_packages import require_packages
 from tools.cluster.controlplane import ControlPlane
 
 ROOT = Path(__file__).parents[2]
@@ -29,11 +29,7 @@ LUA = "lua5.4"
 @pytest.fixture(scope="module")
 def rule() -> Iterator[str]:
     """The rule of the page; skips the test without a Lua interpreter, which root installs."""
-    done = subprocess.run(
-        [ROOT / "requirements/system.sh", sys.executable, "gitops"], capture_output=True, text=True, timeout=300
-    )
-    if done.returncode:
-        pytest.skip(done.stderr.strip())
+    require_packages("gitops")
     [text] = [block.text for block in blocks(PAGE) if block.file == "argocd-cm.yaml"]
     yield yaml.safe_load(text)["data"][KEY]
 

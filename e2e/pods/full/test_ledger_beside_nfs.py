@@ -15,7 +15,8 @@ import pytest
 from e2e.pods.full.test_many_deaths import complete, small
 from e2e.pods.job import RESTRICTED, Job
 from e2e.pods.killing import kill_processes, processes
-from e2e.pods.nfs.server import CLASS, NfsServer, require_packages
+from e2e.pods.nfs.server import CLASS, NfsServer
+from e2e.system_packages import require_packages
 from rljob.ledger.segments import HEADER
 from tools.cluster.node import Cluster, Node
 
@@ -41,7 +42,7 @@ def server(node: Cluster) -> Iterator[NfsServer]:
     """The NFS server of the volume."""
     if not isinstance(node, Node):
         pytest.skip("the server runs in the network of this machine's own cluster")
-    require_packages()
+    require_packages("nfs")
     with NfsServer(node) as found:
         yield found
 

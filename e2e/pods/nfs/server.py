@@ -7,13 +7,9 @@ machines have no NFS. Server and client come from Debian (`requirements/system.s
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-import pytest
 
 from tools.cluster.client import Object
 from tools.cluster.node import Node, life
@@ -25,7 +21,6 @@ from tools.cluster.processes import Process, ResourceStack, tail
 CLASS = "nfs"
 """StorageClass of the volume."""
 _HERE = Path(__file__).parent
-_ROOT = _HERE.parents[2]
 _NFS_PORT, _MOUNT_PORT = 2049, 20048
 _START_SECONDS = 60.0
 _INITIALIZED = b"NFS SERVER INITIALIZED"
@@ -52,15 +47,6 @@ EXPORT {{
     FSAL {{ Name = VFS; }}
 }}
 """
-
-
-def require_packages() -> None:
-    """Install the Debian packages, as root; skip the test if they are missing and cannot be installed."""
-    done = subprocess.run(
-        [_ROOT / "requirements/system.sh", sys.executable, "nfs"], capture_output=True, text=True, timeout=300
-    )
-    if done.returncode:
-        pytest.skip(done.stderr.strip())
 
 
 class NfsServer(ResourceStack):
