@@ -251,10 +251,15 @@ def latencies(waits: Sequence[float]) -> dict[str, Any]:
     ordered = sorted(waits)
     return {
         "p50_s": _finite(ordered[len(ordered) // 2]),
-        "p99_s": _finite(ordered[math.ceil(0.99 * len(ordered)) - 1]),
+        "p99_s": _finite(percentile_99(ordered)),
         "max_s": _finite(ordered[-1]),
         "unanswered": sum(map(math.isinf, ordered)),
     }
+
+
+def percentile_99(ordered: Sequence[float]) -> float:
+    """Return the 99th percentile of sorted values: the largest of up to 100."""
+    return ordered[math.ceil(0.99 * len(ordered)) - 1]
 
 
 def _finite(seconds: float) -> float:

@@ -190,7 +190,7 @@ async def _check_all_run(script: Script, jobs: int) -> None:
 async def measure_rest(
     cluster: BenchmarkCluster, operator: OperatorProcess, reports: phases.Reports | None = None
 ) -> dict[str, Any]:
-    """Measure REST_SECONDS in which nobody changes a spec. ``reports``: coordinators that report meanwhile."""
+    """Measure REST_SECONDS without a change of a spec. ``reports``: of coordinators that report in this time."""
     processes = usage.Processes(cluster, operator)
     used, sent = processes.cpu_seconds(), reports.sent if reports else 0
     rest = await phases.measure_rest(cluster, operator, REST_SECONDS)

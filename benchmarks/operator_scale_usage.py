@@ -16,6 +16,7 @@ import psutil
 from benchmarks import process_counters
 from benchmarks.operator_audit import Write
 from benchmarks.operator_cluster import BenchmarkCluster, OperatorProcess
+from benchmarks.operator_phases import percentile_99
 
 OPERATOR, API_SERVER, BENCHMARK = "operator", "apiserver", "benchmark"
 QUIET_SHARE, QUIET_SECONDS, QUIET_LIMIT_SECONDS = 0.1, 3.0, 90.0
@@ -95,8 +96,7 @@ def histogram_mean(metrics: Mapping[str, float], name: str, labels: str = "") ->
 def write_times(writes: Sequence[Write]) -> dict[str, float]:
     """Return how long the API server took for the operator's writes."""
     seconds = sorted(write.answered - write.received for write in writes) or [0.0]
-    p99 = seconds[math.ceil(0.99 * len(seconds)) - 1]
-    return {"p50_s": round(statistics.median(seconds), 4), "p99_s": round(p99, 4)}
+    return {"p50_s": round(statistics.median(seconds), 4), "p99_s": round(percentile_99(seconds), 4)}
 
 
 def report_of(metrics: Mapping[str, float], writes: Sequence[Write], jobs: int) -> dict[str, Any]:
