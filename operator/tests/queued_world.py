@@ -58,7 +58,7 @@ class Queued(World):
         """Have pods terminate for ever, whatever becomes of their workloads: their node is lost."""
         for pod in self.find(name):
             put(pod.metadata, deletion_timestamp=instant(self.now + GRACE_SECONDS))
-            pod.metadata.labels["owner"] = "nobody"
+            del pod.metadata.labels["owner"]
 
     def do(self, made: Any) -> None:
         super().do(made)

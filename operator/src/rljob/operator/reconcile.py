@@ -253,12 +253,13 @@ class Reconciler:
         except NotFoundError:
             self._caches.jobs.deleted(meta.namespace, meta.name, meta.uid)
             raise
-        self._caches.jobs.put(raw)
+        answer = read_job(raw)
+        self._caches.jobs.take(answer)
         newest = self._caches.jobs.find(meta.namespace, meta.name)
         if newest is not None and newest.metadata.uid == meta.uid:
             self._jobs.read(newest)  # the metrics count what was read last, and an own write starts no reconcile
         self._written[meta.uid] = self._clock()
-        return others_changed(cached, read_job(raw))
+        return others_changed(cached, answer)
 
     async def _delete_job(self, meta: Meta) -> None:
         with contextlib.suppress(NotFoundError, ConflictError):  # it was deleted already

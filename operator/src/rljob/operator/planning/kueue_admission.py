@@ -91,9 +91,9 @@ def read(view: JobView) -> Admission:
     child, queue = workload_of(view.observed), view.job.spec.scheduling.gang.queue
     if child is None:
         return Admission(False, f"the Workload for LocalQueue {queue} of Kueue is being created")
-    name, reserved = child.metadata.name, _true(child, "QuotaReserved") is not None
-    if (evicted := _eviction(child)) and reserved:
+    if evicted := _eviction(child):
         return Admission(False, evicted, child, evicted=True)
+    name, reserved = child.metadata.name, _is_reserved(child)
     if reserved and not _demands_the_same(view, child):
         return Admission(
             False, f"Workload {name} was admitted for other pods; the job is queued again", child, outdated=True
@@ -151,8 +151,7 @@ def stop_rejected(builder: PlanBuilder) -> str:
     if builder.status.gang_provider != "kueue":
         return ""
     evicted = _eviction(child) if child is not None else f"Workload {gang_name(observed.metadata.name)} was deleted"
-    reserved = child is not None and _true(child, "QuotaReserved") is not None
-    if not evicted or (child is not None and not reserved):
+    if not evicted:
         return ""
     if workloads(observed) or lost_nodes.occupying(builder):
         suspension.suspend(builder, None, evicted)
@@ -177,10 +176,14 @@ def report_ready(builder: PlanBuilder, admission: Admission, ready: bool) -> Non
     builder.status_patches.append((_ref(builder.observed), {"conditions": changed}))
 
 
+def _is_reserved(child: Child) -> bool:
+    return _true(child, "QuotaReserved") is not None
+
+
 def _eviction(child: Child) -> str:
-    """Return by what Kueue has evicted a Workload; empty if it has not."""
+    """Return by what Kueue has evicted a Workload that still holds its quota; empty if it has not."""
     evicted = _true(child, "Evicted")
-    if evicted is None:
+    if evicted is None or not _is_reserved(child):
         return ""
     cause = f"{evicted.get('reason', '')}: {evicted.get('message', '')}".strip(": ")
     return f"Kueue has evicted Workload {child.metadata.name}: {cause}"

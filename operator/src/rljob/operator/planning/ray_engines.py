@@ -73,8 +73,9 @@ def select(
             known |= {(RAY_CLUSTER, each.name) for each in found}
             placed_together = in_group and tier == GANG
             partial += [] if placed_together else _partial(builder, found)
-            present = [each for each in found if each not in partial[1:]]
-            builder.delete(each.cluster for each in found if each in partial[1:])
+            gives_back = {each.name for each in partial[1:]}
+            builder.delete(each.cluster for each in found if each.name in gives_back)
+            present = [each for each in found if each.name not in gives_back]
             if tier == GANG and renews:
                 builder.delete(each.cluster for each in present)
             if tier == GANG and (withheld or renews):
