@@ -74,31 +74,34 @@ class Sampler:
             if is_held_out(row["question"]) == held_out:
                 yield row
 
-    def batch(self, model: PreTrainedModel, version: int, filtered: bool) -> Answers:
+    def batch(self, model: PreTrainedModel, version: int, filtered: bool, greedy: bool = False) -> Answers:
         """Return a batch of the quickstart's size.
 
         Args:
             model: the policy.
             version: of its weights.
             filtered: whether groups with equal rewards are replaced.
+            greedy: whether the reward of a greedy answer is the baseline of each group.
         """
-        kept: list[list[tuple[Row, float, int]]] = []
-        rejected: list[list[tuple[Row, float, int]]] = []
+        kept: list[tuple[list[tuple[Row, float, int]], float | None]] = []
+        rejected: list[tuple[list[tuple[Row, float, int]], float | None]] = []
         size, members = self._training.prompts_per_step, self._training.samples_per_prompt
         for _ in range(ROUNDS if filtered else 1):
             problems = [next(self._problems) for _ in range(size - len(kept))]
             answered = self._answer(model, [problem for problem in problems for _ in range(members)], self._generator)
-            for start in range(0, len(answered), members):
-                group = answered[start : start + members]
+            best = self._answer(model, problems, self._generator, greedy=True) if greedy else []
+            baselines = [reward for _, reward, _ in best] or [None] * len(problems)
+            for number, baseline in enumerate(baselines):
+                group = answered[number * members : (number + 1) * members]
                 constant = len({reward for _, reward, _ in group}) == 1
-                (rejected if filtered and constant else kept).append(group)
+                (rejected if filtered and constant else kept).append((group, baseline))
             if len(kept) == size:
                 break
         return self._as_batch((kept + rejected)[:size], version)
 
-    def _as_batch(self, groups: Sequence[Sequence[tuple[Row, float, int]]], version: int) -> Answers:
+    def _as_batch(self, groups: Sequence[tuple[list[tuple[Row, float, int]], float | None]], version: int) -> Answers:
         samples, rows = [], {}
-        for number, group in enumerate(groups):
+        for number, (group, baseline) in enumerate(groups):
             for member, (row, reward, prompt) in enumerate(group):
                 rows[len(samples)] = row
                 samples.append(
@@ -112,6 +115,7 @@ class Sampler:
                         min_version=version,
                         temperature=self._task.sampling.temperature,
                         max_tokens=self._task.sampling.max_tokens,
+                        baseline=baseline,
                     )
                 )
         return Answers(samples, rows)
@@ -124,14 +128,19 @@ class Sampler:
         return float(np.mean([reward for _, reward, _ in answered]))
 
     def _answer(
-        self, model: PreTrainedModel, problems: Sequence[dict[str, Any]], generator: torch.Generator
+        self,
+        model: PreTrainedModel,
+        problems: Sequence[dict[str, Any]],
+        generator: torch.Generator,
+        greedy: bool = False,
     ) -> list[tuple[Row, float, int]]:
-        """Return a sample, its reward and the tokens of its prompt for each problem."""
+        """Return a sample, or the greedy answer, its reward and the tokens of its prompt for each problem."""
         assert self._task.prompt is not None
         texts = [fill(self._task.prompt, problem) for problem in problems]
         prompts = self._tokenizer(texts)["input_ids"]
         end, sampling = self._tokenizer.eos_token_id, self._task.sampling
-        answers = generate(model, prompts, sampling.max_tokens, end, sampling.temperature, generator)
+        temperature = 0.0 if greedy else sampling.temperature
+        answers = generate(model, prompts, sampling.max_tokens, end, temperature, generator)
         found = []
         for problem, prompt, (tokens, logprobs) in zip(problems, prompts, answers, strict=True):
             text = self._tokenizer.decode(tokens[:-1] if tokens[-1] == end else tokens)
@@ -160,7 +169,7 @@ def generate(
         prompts: token ids; padded on the left.
         most: maximum number of new tokens.
         end: token that ends an answer.
-        temperature: of the softmax.
+        temperature: of the softmax; 0: greedy.
         generator: of random numbers.
     """
     longest = max(map(len, prompts))
@@ -180,8 +189,11 @@ def generate(
             use_cache=True, logits_to_keep=1,
         )  # fmt: skip
         cache = output.past_key_values
-        logprobs_BV = (output.logits[:, -1].float() / temperature).log_softmax(-1)
-        tokens_BT = torch.multinomial(logprobs_BV.exp(), 1, generator=generator)
+        logprobs_BV = (output.logits[:, -1].float() / (temperature or 1.0)).log_softmax(-1)
+        if temperature:
+            tokens_BT = torch.multinomial(logprobs_BV.exp(), 1, generator=generator)
+        else:
+            tokens_BT = logprobs_BV.argmax(-1, keepdim=True)
         written.append(tokens_BT[:, 0].where(~ended_B, -1))
         logprobs.append(logprobs_BV.gather(-1, tokens_BT)[:, 0])
         ended_B |= tokens_BT[:, 0] == end

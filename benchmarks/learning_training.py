@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.learning_sampler import Answers, Sampler, quickstart
 from rljob.api.algorithm import Algorithm
-from rljob.api.algorithm_presets import POLICY, fill, frozen_models
+from rljob.api.algorithm_presets import POLICY, fill, frozen_models, needs_greedy
 from rljob.api.models import LogprobTolerance
 from rljob.api.roles import Trainer
 from rljob.protocol.trainer_protocol import Train
@@ -74,7 +74,8 @@ class Learner:
 
     def sample(self, version: int) -> Answers:
         """Return a batch of the current weights, which are of ``version``."""
-        return self.sampler.batch(self.backend.model, version, self.algorithm.group_filter == "nonconstant")
+        filtered, greedy = self.algorithm.group_filter == "nonconstant", needs_greedy(self.algorithm)
+        return self.sampler.batch(self.backend.model, version, filtered, greedy)
 
     def accuracy(self) -> float:
         """Return the accuracy on held-out problems."""
@@ -141,7 +142,7 @@ def change(model: Path, algorithm: Algorithm, seed: int) -> Tensor:
     fill(grpo)
     learner = Learner(model, grpo, seed)
     try:
-        first, second = learner.sample(0), learner.sample(0)
+        first, second = learner.sample(0), learner.sampler.batch(learner.backend.model, 0, filtered=False, greedy=True)
         learner.apply(first, 0)
         before = _weights(learner.backend)
         learner.use(algorithm)

@@ -305,6 +305,7 @@ VERL_ADVANTAGES = {
     "opo": ("compute_opo_outcome_advantage", "opo"),
     "reinforce_pp_baseline": ("compute_reinforce_plus_plus_baseline_outcome_advantage", "reinforce_pp_baseline"),
     "reinforce_pp": ("compute_reinforce_plus_plus_outcome_advantage", "reinforce_pp"),
+    "remax": ("compute_remax_outcome_advantage", "remax"),
 }
 """Name → verl's function, our advantage."""
 
@@ -324,6 +325,8 @@ def advantage_difference(verl: dict[str, Any], name: str, seed: int) -> float:
     arguments: dict[str, Any] = {"token_level_rewards": rewards_BT, "response_mask": mask_BT}
     if name == "reinforce_pp":
         arguments["config"] = Config(gamma=1.0)
+    elif name == "remax":
+        arguments["reward_baselines"] = torch.tensor([sample.baseline for sample in samples], dtype=torch.float64)
     else:
         arguments["index"] = np.array([sample.group for sample in samples], dtype=object)
     theirs_BT = verl[function](**arguments)[0]

@@ -88,7 +88,9 @@ def write_checkpoint(
 
 
 def advantages(samples: list[Any]) -> list[float]:
-    """Return group_normalized advantages."""
+    """Return advantages of remax if samples have a baseline, else of group_normalized."""
+    if samples[0].baseline is not None:
+        return [sample.reward - sample.baseline for sample in samples]
     groups: dict[str, list[float]] = {}
     for sample in samples:
         groups.setdefault(sample.group, []).append(sample.reward)

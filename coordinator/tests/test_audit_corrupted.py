@@ -264,6 +264,9 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a trained sample moved to another batch": (BATCHES, sql(f"UPDATE samples SET step = 4 WHERE id = {TRAINED}")),
     "a trained sample has no batch": (BATCHES, sql(f"UPDATE samples SET step = NULL WHERE id = {TRAINED}")),
     "a filtered sample has a batch": (BATCHES, sql(f"UPDATE samples SET step = 5 WHERE id = {FILTERED}")),
+    "a trained sample is marked as a baseline": (
+        ENDS, sql(f"UPDATE samples SET state = 'baseline' WHERE id = {TRAINED}"), "it is the baseline of its group",
+    ),
     "a trained sample is marked as surplus": (
         BATCHES, sql(f"UPDATE samples SET state = 'surplus', reason = 'x' WHERE id = {TRAINED}"),
     ),

@@ -109,6 +109,11 @@ class Schedule:
         return self.seed % 3 == 1
 
     @property
+    def greedy(self) -> bool:
+        """Whether each group has a greedy answer."""
+        return self.seed % 7 == 2
+
+    @property
     def tasks(self) -> int:
         """Number of tasks."""
         return 2 if self.seed % 5 in (1, 2) else 1
@@ -122,7 +127,7 @@ class Schedule:
 @functools.cache
 def manifest(
     alpha: int, redundant: tuple[int, int], in_flight: str, filtered: bool, function: bool, regenerate: bool,
-    tasks: int, evaluated: bool,
+    tasks: int, evaluated: bool, greedy: bool,
 ) -> Any:  # fmt: skip
     settings = {"groupFilter": {"function": "mypackage:accept"}} if function else {}
     evaluation = {"problems": 1, "everySteps": 3, "samplesPerProblem": 2, "passAt": [1, 2], "temperature": 1.0}
@@ -134,7 +139,7 @@ def manifest(
             "onDeadline": "regenerate" if regenerate else "wait",
         },
         evaluation=evaluation if evaluated else None,
-        algorithm={"groupFilter": "nonconstant" if filtered else "none"},
+        algorithm={"groupFilter": "nonconstant" if filtered else "none", "preset": "remax" if greedy else "grpo"},
         weightSync={"inFlight": in_flight},
         tasks=[
             {"name": f"sums-{task}", "weight": 1.0 / (task + 1), "data": {"reasoningGym": {"dataset": "chain_sum"}},
@@ -166,7 +171,7 @@ class FaultyRun(SimulatedRun):
         self.rng = random.Random(schedule.seed)
         self.spec = manifest(
             schedule.alpha, schedule.redundant, schedule.in_flight, schedule.filtered, schedule.function,
-            schedule.regenerate, schedule.tasks, schedule.evaluated,
+            schedule.regenerate, schedule.tasks, schedule.evaluated, schedule.greedy,
         )  # fmt: skip
         cluster = SimulatedCluster(
             [("main", EngineModel(1))] * ENGINES,
@@ -388,7 +393,8 @@ def check(run: FaultyRun) -> None:
     assert run.ledger is not None
     rows = run.ledger.query("SELECT id, group_id, state, step FROM samples WHERE number >= 0")
     ends = Counter(row["state"] for row in rows)
-    assert ends.keys() <= {"trained", "filtered", "surplus", "expired"}, ends
+    assert ends.keys() <= {"trained", "baseline", "filtered", "surplus", "expired"}, ends
+    assert ends["baseline"] == 2 * 3 * run.schedule.greedy, ends
     batches = {row[0]: msgspec.json.decode(row[1]) for row in run.ledger.query("SELECT step, samples FROM batches")}
     listed = [sample for samples in batches.values() for sample in samples]
     assert sorted(batches) == [0, 1, 2] and [len(samples) for samples in batches.values()] == [4, 4, 4]

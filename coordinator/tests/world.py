@@ -118,7 +118,7 @@ def random_job(rng: random.Random) -> RLJob:
         alpha=rng.choice([0, 1, 2]),
         steps=6,
         evaluation=rng.choice([None, {"problems": 3, "everySteps": 2}]),
-        algorithm={"groupFilter": rng.choice(["none", "nonconstant"])},
+        algorithm={"groupFilter": rng.choice(["none", "nonconstant"]), "preset": rng.choice(["grpo", "remax"])},
         scheduling={"redundancy": {"groups": rng.choice([0, 0, 1]), "members": rng.choice([0, 0, 1])}},
         weightSync={"inFlight": rng.choice(["keep", "abort"])},
     )
@@ -679,7 +679,7 @@ class World:
     def check_accounts(self) -> None:
         """Assert that every sample ended once, no sample is in two batches, and every batch was applied."""
         rows = self.store.query("SELECT s.*, g.kind FROM samples s JOIN groups g ON g.id = s.group_id")
-        ends = {"trained", "filtered", "surplus", "expired", "failed"}
+        ends = {"trained", "baseline", "filtered", "surplus", "expired", "failed"}
         assert all(
             row["state"] in (ends if row["kind"] == "train" else {"evaluated", "failed", "expired"}) for row in rows
         ), [(row["id"], row["state"]) for row in rows if row["state"] not in ends]

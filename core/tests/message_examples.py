@@ -9,6 +9,7 @@ the file and read the difference (a new field is the last one of its message, an
 from __future__ import annotations
 
 import sys
+import types
 import typing
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ def example(kind: Any, name: str = "text") -> Any:
         return {"name": example(typing.get_args(kind)[1], name)}
     if origin is typing.Literal:
         return typing.get_args(kind)[0]
+    if origin is types.UnionType:  # a value or None
+        return example(typing.get_args(kind)[0], name)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return kind(*(example(hint, field) for field, hint in typing.get_type_hints(kind).items()))
     number = sum(name.encode()) % 100

@@ -27,10 +27,12 @@ from rljob.scheduling.scheduler import Scheduler, Settings
 ABOVE_0 = GroupFilter(min_mean=0.5)
 
 
-def make(steps=6, n=3, g=2, alpha=1, groups=0, members=0, regenerate=False, accept="none", **weights) -> Scheduler:
+def make(
+    steps=6, n=3, g=2, alpha=1, groups=0, members=0, regenerate=False, accept="none", greedy=False, **weights
+) -> Scheduler:
     weights = weights or {"sums": 1.0}
     filters = dict.fromkeys(weights, GroupFilter(accept == "nonconstant"))
-    options = Settings(steps, n, g, alpha, groups, members, regenerate, filters, seed=1)
+    options = Settings(steps, n, g, alpha, groups, members, regenerate, filters, seed=1, greedy=greedy)
     return Scheduler(options, Mixture(weights))
 
 
@@ -107,6 +109,7 @@ runs = st.fixed_dictionaries(
         "seed": st.integers(0, 10_000),
         "slots": st.integers(1, 12),
         "failures": st.sampled_from([0.0, 0.1]),
+        "greedy": st.booleans(),
     }
 )
 
@@ -116,7 +119,8 @@ runs = st.fixed_dictionaries(
 def test_every_sample_ends_once_and_no_batch_is_older_than_the_bound(run: dict, regenerate: bool) -> None:
     accept = run["accept"] if run["g"] > 1 else "none"
     regenerate = regenerate and run["alpha"] > 0
-    scheduler = make(6, run["n"], run["g"], run["alpha"], run["groups"], run["members"], regenerate, accept)
+    shape = (run["n"], run["g"], run["alpha"], run["groups"], run["members"])
+    scheduler = make(6, *shape, regenerate, accept, run["greedy"])
     outcome = simulate(scheduler, run["seed"], run["slots"], failures=run["failures"])
     ends = Counter(entry.sample.id for entry in outcome.ended)
     assert set(ends) == set(outcome.admitted)
@@ -124,6 +128,8 @@ def test_every_sample_ends_once_and_no_batch_is_older_than_the_bound(run: dict, 
     trained = [name for batch in outcome.batches for name in batch]
     assert len(trained) == len(set(trained)) == 6 * run["n"] * run["g"]
     assert {e.sample.id for e in outcome.ended if e.end == "trained"} == set(trained)
+    baselines = {e.sample.id for e in outcome.ended if e.end == "baseline"}
+    assert baselines == ({f"{name.split('.')[0]}.0" for name in trained} if run["greedy"] else set())
     assert all(0 <= age <= run["alpha"] for age in outcome.ages)
 
 
@@ -813,3 +819,26 @@ def test_the_first_waiting_request_of_each_kind_and_home_is_found(seed: int, mon
         places = [(kind, home) for kind, heaps in queue._kinds.items() for home in heaps]
         found = {(kind, home): queue._head(kind, home) for kind, home in places}
         assert {place: request for place, request in found.items() if request is not None} == first
+
+
+def test_a_group_waits_for_its_greedy_answer_which_no_member_replaces() -> None:
+    scheduler = make(n=1, g=2, members=1, greedy=True)
+    group = scheduler.admit()
+    assert [sample.greedy for sample in group.samples] == [True, False, False, False]
+    for sample in group.samples[1:]:
+        sample.min_version = 0
+        assert scheduler.score(sample, 1.0) == []
+    assert not group.sufficient
+    group.samples[0].min_version = 0
+    ended = scheduler.score(group.samples[0], 0.5)
+    assert [entry.end for entry in ended] == ["surplus"] and group.complete and len(group.scored) == 2
+    batch = scheduler.form_batch()
+    assert [(entry.sample.id, entry.end) for entry in batch.ended] == [("g0.0", "baseline")]
+    assert len([sample for sample in batch.groups[0].samples if sample.end is None]) == 2
+
+
+def test_a_group_whose_greedy_answer_fails_is_rejected() -> None:
+    scheduler = make(n=1, g=2, members=1, greedy=True)
+    group = scheduler.admit()
+    samples = list(group.samples)
+    assert {entry.sample for entry in scheduler.fail(samples[0], "no", "runner")} == set(samples)

@@ -22,6 +22,8 @@ from rljob.trainer.batch import Row
 from rljob.trainer.process_group import World
 
 ANCHOR = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+BASELINES = {"g": 0.25, "g0": 0.1, "g1": -0.5, "g2": 1.0}
+"""Group → reward of its greedy answer; 0 in others."""
 OF_GROUPS = ("group_normalized", "group_centered", "rloo", "reward", "opo")
 WORLD = World(0, 1, torch.device("cpu"), None, dp_rank=0, dp_size=1)
 rewards = st.lists(st.floats(-100, 100), min_size=2, max_size=12)
@@ -33,7 +35,9 @@ def inputs(
     """Return a batch whose rows are all local: a prompt of two tokens, then the model's."""
     lengths = lengths or [1] * len(values)
     samples = [
-        BatchSample(f"{group}.{i}", group, reward, 2, length, 2 + length, 0, 1.0, 100)
+        BatchSample(
+            f"{group}.{i}", group, reward, 2, length, 2 + length, 0, 1.0, 100, baseline=BASELINES.get(group, 0.0)
+        )
         for i, (group, reward, length) in enumerate(zip(groups, values, lengths, strict=True))
     ]
     rows, of_tokens = {}, {}
@@ -69,6 +73,7 @@ def advantages(kind: str, values: list[float], groups: list[str], lengths: list[
         ("reinforce_pp", 1.207615, -0.724569),  # of equal lengths; the epsilon is in the root
         ("reinforce_pp_baseline", 1.207615, -0.724569),
         ("turn_return", 1, 0),
+        ("remax", 0.75, -0.25),  # the greedy answer has 0.25
     ],
 )
 def test_advantages_equal_the_published_anchor(kind, positive, negative):
@@ -76,12 +81,14 @@ def test_advantages_equal_the_published_anchor(kind, positive, negative):
     np.testing.assert_allclose(advantages(kind, ANCHOR, ["g"] * 8), expected, atol=5e-7)
 
 
-def baseline(kind: str, rewards: np.ndarray, members: list[int], i: int, lengths: list[int]) -> float:
+def baseline(kind: str, rewards: np.ndarray, members: list[int], i: int, lengths: list[int], group: str) -> float:
     """Return what an advantage subtracts from the reward of sample i."""
     if kind in ("reward", "reinforce_pp", "turn_return", "gae"):  # values are 0
         return 0.0
     if kind == "zero":
         return float(rewards[i])
+    if kind == "remax":
+        return BASELINES.get(group, 0.0)
     if kind == "rloo":
         return float(np.mean([rewards[k] for k in members if k != i]))
     if kind == "opo":
@@ -96,7 +103,7 @@ def reference(kind: str, values: list[float], groups: list[str], lengths: list[i
         members = [k for k, other in enumerate(groups) if other == group]
         scale = {"group_normalized": rewards[members], "lite_ppo": rewards}.get(kind)
         divisor = 1.0 if scale is None else np.std(scale, ddof=1) + 1e-6
-        result.append((rewards[i] - baseline(kind, rewards, members, i, lengths)) / divisor)
+        result.append((rewards[i] - baseline(kind, rewards, members, i, lengths, group)) / divisor)
     if kind.startswith("reinforce_pp"):  # whitened over tokens
         tokens = np.repeat(result, lengths)
         return list((np.array(result) - tokens.mean()) / np.sqrt(tokens.var(ddof=1) + 1e-8))
@@ -134,7 +141,7 @@ def test_the_manifest_knows_which_objectives_need_all_samples(objective):
     assert is_zero_without_advantage(function) == (objective not in NEEDS_ALL_SAMPLES)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ADVANTAGES if kind not in ("reward", "turn_return", "gae")])
+@pytest.mark.parametrize("kind", [kind for kind in ADVANTAGES if kind not in ("reward", "turn_return", "gae", "remax")])
 def test_a_constant_group_has_no_advantage(kind):
     np.testing.assert_allclose(advantages(kind, [0.1] * 7, ["g"] * 7), 0, atol=1e-9)
 

@@ -61,7 +61,7 @@ def failed_summary(results: Sequence[EvaluationResult]) -> Iterator[str]:
 
 
 def _total(ended: EndedSamples) -> int:
-    return ended.trained + ended.filtered + ended.surplus + ended.expired + ended.failed
+    return ended.trained + ended.baseline + ended.filtered + ended.surplus + ended.expired + ended.failed
 
 
 def _count(number: int, ended: EndedSamples) -> str:

@@ -56,7 +56,7 @@ def _recover_scheduler(run: Run, version: int) -> None:
     waiting, trajectories = [], []
     started_since: list[Group] = []  # after the last step
     for record in queries.open_groups(run.ledger):
-        group = _group(record)
+        group = _group(record, scheduler.settings.greedy)
         steps = {sample.step for sample in record.samples if sample.state == "batched"} - {None}
         if steps:
             group.step = steps.pop()
@@ -104,14 +104,21 @@ def _recover_progress(run: Run) -> None:
         run.progress.add(step, metrics)
         before.update({name: value for name, value in metrics.items() if name.startswith((ENGINE_SECONDS, EVENTS))})
     run.progress.before = dict(before)
-    run.lengths.restore(scored_lengths(run.ledger.query), cut_answers(run.ledger.query))
+    greedy = run.scheduler.settings.greedy
+    run.lengths.restore(scored_lengths(run.ledger.query, greedy), cut_answers(run.ledger.query, greedy))
     if run.progress.points:
         run.progress.seconds_before = run.progress.points[-1].seconds
 
 
-def _group(record: GroupRecord) -> Group:
+def _group(record: GroupRecord, greedy: bool = False) -> Group:
     group = Group(
-        record.id, record.seq, record.task, record.row, restarts=record.restarts, dispatched=record.dispatched
+        record.id,
+        record.seq,
+        record.task,
+        record.row,
+        restarts=record.restarts,
+        dispatched=record.dispatched,
+        greedy=greedy,
     )
     for row in record.samples:
         sample = Sample(row.id, group, row.member, row.min_version, row.reward)

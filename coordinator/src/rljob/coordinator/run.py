@@ -320,6 +320,7 @@ class Run:
                     temperature=sampling.temperature,
                     max_tokens=sampling.max_tokens,
                     sequences=[] if row.sequences is None else json.loads(row.sequences),
+                    baseline=row.baseline,
                 )
             )
         return m.Train(
@@ -424,7 +425,8 @@ class Run:
         if not ended:
             return
         self.progress.events.ended(ended)
-        self.lengths.cut(sum(e.sample.reward is None and e.sample.group.dispatched is not None for e in ended))
+        cut = [e.sample for e in ended if e.sample.reward is None and not e.sample.greedy]
+        self.lengths.cut(sum(sample.group.dispatched is not None for sample in cut))
         for (end, reason), entries in groupby(ended, key=lambda entry: (entry.end, entry.reason)):
             samples = [entry.sample.id for entry in entries]
             self.ledger.end_samples(samples, State(end), reason)

@@ -34,7 +34,7 @@ class SampleOutcomes:
     def scored(self, trajectory: Trajectory, turn_rewards: list[float], message: m.TrajectoryScored) -> None:
         """Record the reward of a sample as its runner sent it, and the rewards of its turns."""
         run, sample, reward = self._run, trajectory.sample, message.reward
-        if trajectory.kind is Kind.TRAIN:
+        if trajectory.kind is Kind.TRAIN and not sample.greedy:
             run.lengths.score(sum([len(turn.token_ids) for turn in trajectory.turns.values()]) // INT32)
         run.trajectories.done(sample.id)
         run.ledger.record_score(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rljob.api.algorithm_presets import needs_greedy
 from rljob.api.models import RLJobSpec
 from rljob.api.tasks import TaskGroupFilter
 from rljob.scheduling.filters import GroupFilter
@@ -20,6 +21,7 @@ def scheduler_settings(spec: RLJobSpec) -> Settings:
         regenerate=spec.scheduling.on_deadline == "regenerate",
         filters={task.name: _filter_of(task.group_filter) for task in spec.tasks},
         seed=spec.seed,
+        greedy=needs_greedy(spec.algorithm),
     )
 
 

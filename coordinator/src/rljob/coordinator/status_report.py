@@ -80,6 +80,7 @@ def _ended(run: Run) -> EndedSamples:
     ends = run.ends
     return EndedSamples(
         trained=ends["trained"],
+        baseline=ends["baseline"],
         filtered=ends["filtered"],
         surplus=ends["surplus"],
         expired=ends["expired"],

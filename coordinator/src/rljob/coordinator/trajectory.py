@@ -254,7 +254,7 @@ class Trajectory(msgspec.Struct, eq=False):
         turn = self.turns[key]
         assert turn.request is not None
         sampling = SamplingParams(
-            temperature=turn.request.temperature,
+            temperature=0.0 if self.sample.greedy else turn.request.temperature,
             max_tokens=turn.remaining_tokens,
             stop_token_ids=turn.request.stop_token_ids,
             seed=seed,

@@ -25,6 +25,7 @@ Preset = Literal[
     "topr",
     "raft_pp",
     "lite_ppo",
+    "remax",
     "kimi",
     "ppo",
     "vapo",

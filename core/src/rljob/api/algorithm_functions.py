@@ -22,6 +22,7 @@ class AlgorithmFunction(Builtin):
         zero_for_one_sample: of an advantage: it is 0 in a group of one sample.
         from_scalars: of an advantage: it follows from rewards and lengths, before any token is fetched.
         needs_values: of an advantage: it needs the values of a critic.
+        greedy_baseline: of an advantage: it needs the reward of a greedy answer to each prompt.
         needs_all_samples: of an objective: it has a gradient where the advantage is 0.
         follows_rewards: of an objective: it depends on the reward of a sample beside its advantage.
     """
@@ -30,6 +31,7 @@ class AlgorithmFunction(Builtin):
     zero_for_one_sample: bool = False
     from_scalars: bool = False
     needs_values: bool = False
+    greedy_baseline: bool = False
     needs_all_samples: bool = False
     follows_rewards: bool = False
 
@@ -50,6 +52,9 @@ ADVANTAGES: Functions = {
     "rloo": AlgorithmFunction(f"{_ADVANTAGES}.group:rloo", zero_for_one_sample=True, from_scalars=True),
     "opo": AlgorithmFunction(f"{_ADVANTAGES}.opo:opo", zero_for_one_sample=True, from_scalars=True),
     "lite_ppo": AlgorithmFunction(f"{_ADVANTAGES}.lite_ppo:lite_ppo", zero_for_one_sample=True, from_scalars=True),
+    "remax": AlgorithmFunction(
+        f"{_ADVANTAGES}.remax:remax", "R − reward of a greedy answer", from_scalars=True, greedy_baseline=True
+    ),
     "reinforce_pp": AlgorithmFunction(f"{_ADVANTAGES}.reinforce_pp:reinforce_pp", reads=("discount",)),
     "reinforce_pp_baseline": AlgorithmFunction(
         f"{_ADVANTAGES}.reinforce_pp:reinforce_pp_baseline", zero_for_one_sample=True

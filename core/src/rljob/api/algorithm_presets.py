@@ -44,6 +44,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "topr": GRPO | BEHAVIOR | {"advantage": "group_centered", "objective": "topr"},
     "raft_pp": GRPO | {"advantage": "reward", "objective": "raft_pp"},
     "lite_ppo": GRPO | {"advantage": "lite_ppo"},
+    "remax": GRPO | {"advantage": "remax", "aggregation": "seq_mean_token_sum"},
     "kimi": GRPO | {"advantage": "group_centered", "objective": "kimi"},
     "ppo": GRPO | {"advantage": "gae", "whiten_advantages": True},
     "vapo": GRPO
@@ -103,6 +104,7 @@ KL_DEFAULTS = {"loss": "k3", "reward": "k1"}
 ZERO_FOR_ONE_SAMPLE = names_with(ADVANTAGES, lambda function: function.zero_for_one_sample)
 KNOWN_FROM_SCALARS = names_with(ADVANTAGES, lambda function: function.from_scalars)
 NEEDS_ALL_SAMPLES = names_with(OBJECTIVES, lambda function: function.needs_all_samples)
+NEEDS_GREEDY = names_with(ADVANTAGES, lambda function: function.greedy_baseline)
 NEEDS_VALUES = names_with(ADVANTAGES, lambda function: function.needs_values)
 FOLLOWS_REWARDS = names_with(OBJECTIVES, lambda function: function.follows_rewards)
 POLICY = "policy"
@@ -206,6 +208,11 @@ def uses_critic(algorithm: Algorithm) -> bool:
     return chosen(algorithm, "critic_model") is not None
 
 
+def needs_greedy(algorithm: Algorithm) -> bool:
+    """Return whether each group has one more sample, a greedy answer, whose reward is the baseline of the others."""
+    return chosen(algorithm, "advantage") in NEEDS_GREEDY
+
+
 def stabilizers(algorithm: Algorithm) -> list[str]:
     """Return the fields that change rewards or advantages beside the function of ``advantage``: of
     :data:`STABILIZERS`, and those of a KL term in the reward and of a teacher."""
@@ -230,6 +237,8 @@ def describe_needs(algorithm: Algorithm) -> Iterator[str]:
             f"the algorithm needs the values of a critic, which starts from the model {algorithm.critic_model} and is "
             "trained: one forward pass before the advantages, and one update for each minibatch"
         )
+    if needs_greedy(algorithm):
+        yield "the algorithm needs one more sample of each prompt, a greedy answer, which is not trained"
     own = own_functions(algorithm)
     if own:
         yield f"the needs of {' and '.join(own)} are those that the code declares"

@@ -238,6 +238,8 @@ class EndedSamples(StatusPart):
 
     trained: Count = 0
     """Samples of applied batches."""
+    baseline: Count = 0
+    """Greedy answers whose reward is the baseline of their group; they are not trained."""
     filtered: Count = 0
     """Samples of groups that the groupFilter of their task rejected."""
     surplus: Count = 0

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from rljob.api.algorithm_presets import stabilizers
+from rljob.api.algorithm_presets import needs_greedy, stabilizers
 from rljob.api.models import RLJobSpec
 from rljob.ledger.audit_cross_checks import RunFiles, examine_run_files, read_run_files
 from rljob.ledger.audit_decisions import DECISIONS
@@ -24,7 +24,7 @@ from rljob.ledger.audit_lineage import examine_checkpoints, examine_lineage
 from rljob.ledger.audit_payload import examine_payload, examine_texts
 from rljob.ledger.audit_report import Check, Findings
 from rljob.ledger.audit_results import RESULTS
-from rljob.ledger.audit_rules import ACCOUNTS, PREPARATIONS
+from rljob.ledger.audit_rules import ACCOUNTS, ENDS, PREPARATIONS
 from rljob.ledger.evaluation_results import pass_rates_agree
 from rljob.ledger.reader import DamagedError, LedgerReader, columns
 from rljob.ledger.sample_numbers import find_number
@@ -112,8 +112,9 @@ def prepare(ledger: LedgerReader, spec: RLJobSpec) -> dict[str, Any]:
     ledger.db.create_function("find_number", 1, lambda name: find_number(str(name)))
     ledger.db.create_function("pass_rates_agree", 4, pass_rates_agree)
     ledger.prepare_accounts()
+    greedy = int(needs_greedy(spec.algorithm))
     for statement in PREPARATIONS:
-        ledger.db.execute(statement)
+        ledger.db.execute(statement, {"greedy": greedy} if statement is ENDS else {})
     training, evaluation = spec.training, spec.evaluation
     version = ledger.value("SELECT COALESCE(MAX(step) + 1, 0) FROM applied WHERE typeof(step) = 'integer'")
     done = ledger.value("SELECT 1 FROM meta WHERE key = 'finished'") is not None
@@ -126,7 +127,8 @@ def prepare(ledger: LedgerReader, spec: RLJobSpec) -> dict[str, Any]:
         "steps": training.steps,
         "groups": training.prompts_per_step,
         "members": training.samples_per_prompt,
-        "admitted": training.samples_per_prompt + spec.scheduling.redundancy.members,
+        "admitted": training.samples_per_prompt + spec.scheduling.redundancy.members + greedy,
+        "greedy": greedy,
         "redundant": spec.scheduling.redundancy.groups,
         "alpha": training.max_staleness,
         "filters": json.dumps({task.name: task.group_filter.model_dump(by_alias=True) for task in spec.tasks}),

@@ -8,7 +8,7 @@ from rljob.ledger.queries import MEMBERS_OF
 _FUNCTION = "json_extract(f.value, '$.function')"
 _SURVIVORS = (
     "(SELECT json_group_array(id) FROM (SELECT s.id FROM samples s WHERE s.reward IS NOT NULL"
-    f" AND s.reason != 'the group has enough members' AND {MEMBERS_OF} ORDER BY s.member))"
+    f" AND s.reason != 'the group has enough members' AND s.member >= :greedy AND {MEMBERS_OF} ORDER BY s.member))"
 )
 """JSON list of the scored members of group g that its closing did not end."""
 
@@ -41,9 +41,9 @@ DECISIONS = (
             ),
             AuditRule(
                 "SELECT 'group ' || e.id FROM decisions d JOIN ends e ON e.number = d.group_number WHERE"
-                " CASE WHEN d.accepted = 1 THEN filtered > 0 WHEN d.reason = '' THEN filtered != :members ELSE"
-                " (SELECT COUNT(*) FROM samples s JOIN groups g ON g.number = e.number"
-                f" WHERE {MEMBERS_OF} AND s.state = 'failed' AND s.reason = d.reason) != :members END",
+                " CASE WHEN d.accepted = 1 THEN filtered > 0 WHEN d.reason = '' THEN filtered != :members + :greedy"
+                " ELSE (SELECT COUNT(*) FROM samples s JOIN groups g ON g.number = e.number"
+                f" WHERE {MEMBERS_OF} AND s.state = 'failed' AND s.reason = d.reason) != :members + :greedy END",
                 "its samples ended otherwise than its user-written filter decided",
             ),
             AuditRule(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rljob.ledger.audit_rules import AuditRule, Property
 from rljob.ledger.queries import MEMBERS_OF
+from rljob.ledger.sample_numbers import MEMBER_BITS
 from rljob.ledger.states import OPEN, quoted
 
 _FILTERED_GROUPS = "FROM ends e LEFT JOIN json_each(:filters) f ON f.key = e.task WHERE e.kind = 'train'"
@@ -14,7 +15,8 @@ _ROUNDING = "1e-9 * (1 + ABS(mean))"
 _DECIDED = "EXISTS (SELECT 1 FROM decisions d WHERE d.group_number = e.number AND d.accepted = 0 AND d.reason = '')"
 
 _COUNTED_STATES = (
-    "SELECT DISTINCT state FROM samples WHERE state IN ('trained', 'filtered', 'surplus', 'expired', 'failed')"
+    "SELECT DISTINCT state FROM samples WHERE state IN ('trained', 'baseline', 'filtered', 'surplus', 'expired',"
+    " 'failed')"
 )
 
 RESULTS = (
@@ -53,7 +55,7 @@ RESULTS = (
                 "it is in a batch, but the groupFilter of its task rejects it",
             ),
             AuditRule(
-                f"SELECT 'group ' || e.id {_FILTERED_GROUPS} AND filtered > 0 AND (scored < :members OR NOT"
+                f"SELECT 'group ' || e.id {_FILTERED_GROUPS} AND filtered > 0 AND (scored < :members + :greedy OR NOT"
                 f" (({_CONSTANT}) OR mean < {_LEAST} + {_ROUNDING} OR mean > {_MOST} - {_ROUNDING} OR {_DECIDED}))",
                 "it was filtered, but the groupFilter of its task accepts it",
             ),
@@ -65,7 +67,7 @@ RESULTS = (
         (
             AuditRule(
                 "SELECT 'sample ' || id FROM samples"
-                " WHERE (reward IS NULL AND state IN ('scored', 'batched', 'trained', 'evaluated'))"
+                " WHERE (reward IS NULL AND state IN ('scored', 'batched', 'trained', 'baseline', 'evaluated'))"
                 " OR reward NOT BETWEEN -1.7976931348623157e308 AND 1.7976931348623157e308",
                 "its reward is missing or not finite",
             ),
@@ -98,17 +100,19 @@ RESULTS = (
                 "only some of its samples have an advantage",
             ),
             AuditRule(
-                "SELECT 'sample ' || id FROM (SELECT *, SUM(away * away) OVER (PARTITION BY group_number) AS squares"
+                "SELECT 'sample ' || m.id FROM (SELECT *, SUM(away * away) OVER (PARTITION BY group_number) AS squares"
                 " FROM (SELECT id, group_number, advantage, reward, reward - AVG(reward) OVER own AS away,"
                 " COUNT(*) OVER own AS members FROM samples WHERE step IS NOT NULL AND advantage IS NOT NULL"
-                " WINDOW own AS (PARTITION BY group_number))) WHERE ABS(advantage - CASE :advantage"
-                " WHEN 'group_centered' THEN away"
-                " WHEN 'group_normalized' THEN IIF(members = 1, reward, away / (root(squares / (members - 1)) + 1e-6))"
-                " ELSE advantage END) > 1e-5 + 1e-5 * ABS(advantage) + 1e-9 * ABS(reward)",
+                " WINDOW own AS (PARTITION BY group_number))) m LEFT JOIN samples b ON :advantage = 'remax'"
+                f" AND b.number = m.group_number << {MEMBER_BITS} WHERE ABS(m.advantage - CASE :advantage"
+                " WHEN 'group_centered' THEN away WHEN 'remax' THEN m.reward - b.reward"
+                " WHEN 'group_normalized' THEN IIF(members = 1, m.reward, away /"
+                " (root(squares / (members - 1)) + 1e-6))"
+                " ELSE m.advantage END) > 1e-5 + 1e-5 * ABS(m.advantage) + 1e-9 * ABS(m.reward)",
                 "its advantage differs from the one recomputed from the rewards of its group",
             ),
         ),
-        note="SELECT IIF(:advantage IN ('group_centered', 'group_normalized'), NULL,"
+        note="SELECT IIF(:advantage IN ('group_centered', 'group_normalized', 'remax'), NULL,"
         " 'advantages not recomputed: the advantage is ' || :advantage)",
     ),
     Property(

@@ -1,7 +1,8 @@
 """Rules about groups, samples and batches, as queries that return the violating rows. Plain data; audit runs them.
 
 Parameters: version (batches applied), finished (0 | 1), steps, groups (of a batch), members (of a trained group),
-admitted (members of a group when it starts), redundant (groups started beyond the bound), alpha, advantage;
+admitted (members of a group when it starts), greedy (0 | 1: the first of them is a greedy answer), redundant (groups
+started beyond the bound), alpha, advantage;
 answers (to a problem of an evaluation), pass_reward; tasks (names), pass_at and evaluated (versions to evaluate by the
 manifest) are JSON lists, filters a JSON object: task → groupFilter. The temporary table ``ends`` has one
 row for each group with the number of its samples in each state; ``listed`` has one row for each sample of a batch, and
@@ -21,13 +22,14 @@ SELECT g.number AS number, g.id AS id, g.kind AS kind, g.seq AS seq, g.task AS t
     COUNT(s.id) AS samples, MIN(s.member) AS first, MAX(s.member) AS last,
     TOTAL(s.state = 'trained') AS trained, TOTAL(s.state = 'batched') AS batched,
     TOTAL(s.state = 'filtered') AS filtered, TOTAL(s.state = 'surplus') AS surplus,
+    TOTAL(s.state = 'baseline') AS baselines,
     TOTAL(s.state = 'expired') AS expired, TOTAL(s.state = 'failed') AS failed,
     TOTAL(s.state = 'expired' OR s.reason LIKE 'not needed by batch %') AS replaced, g.restarts AS restarts,
     TOTAL(s.state = 'evaluated') AS evaluated, TOTAL(s.state IN ('admitted', 'scored')) AS waiting,
     TOTAL(s.reward IS NOT NULL AND s.state = 'filtered') AS scored, COUNT(DISTINCT s.step) AS steps,
-    MIN(CASE WHEN s.state IN ('trained', 'batched', 'filtered') THEN s.reward END) AS lowest,
-    MAX(CASE WHEN s.state IN ('trained', 'batched', 'filtered') THEN s.reward END) AS highest,
-    AVG(CASE WHEN s.state IN ('trained', 'batched', 'filtered') THEN s.reward END) AS mean
+    MIN(CASE WHEN s.state IN ('trained', 'batched', 'filtered') AND s.member >= :greedy THEN s.reward END) AS lowest,
+    MAX(CASE WHEN s.state IN ('trained', 'batched', 'filtered') AND s.member >= :greedy THEN s.reward END) AS highest,
+    AVG(CASE WHEN s.state IN ('trained', 'batched', 'filtered') AND s.member >= :greedy THEN s.reward END) AS mean
 FROM groups g LEFT JOIN samples s ON {MEMBERS_OF} GROUP BY g.number
 """
 LISTED = """
@@ -71,7 +73,7 @@ class Property:
     note: str = "SELECT NULL"
 
 
-_ENDED = "('trained', 'filtered', 'surplus', 'expired', 'failed')"
+_ENDED = "('trained', 'baseline', 'filtered', 'surplus', 'expired', 'failed')"
 
 ACCOUNTS = (
     Property(
@@ -233,15 +235,19 @@ ACCOUNTS = (
             AuditRule(
                 "SELECT 'group ' || id FROM ends WHERE kind = 'train' AND CASE"
                 " WHEN trained + batched > 0 THEN trained + batched != :members OR trained * batched > 0"
-                "  OR samples != trained + batched + surplus + failed"
-                " WHEN filtered > 0 THEN filtered != :members OR samples != filtered + surplus + failed"
+                "  OR samples != trained + batched + baselines + surplus + failed OR baselines != :greedy"
+                " WHEN filtered > 0 THEN filtered != :members + :greedy OR samples != filtered + surplus + failed"
                 " WHEN expired > 0 THEN samples != expired + surplus + failed"
                 " ELSE samples != waiting + surplus + failed END",
                 "the ends of its samples are inconsistent",
             ),
             AuditRule(
-                "SELECT 'group ' || id FROM ends WHERE kind = 'train' AND waiting > 0 AND waiting < :members",
+                "SELECT 'group ' || id FROM ends WHERE kind = 'train' AND waiting > 0 AND waiting < :members + :greedy",
                 "some of its samples ended, and too few are left to complete the group",
+            ),
+            AuditRule(
+                "SELECT 'sample ' || id FROM samples WHERE state = 'baseline' AND (member != 0 OR NOT :greedy)",
+                "it is the baseline of its group, but not a greedy answer",
             ),
             AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE (reason != '') !="

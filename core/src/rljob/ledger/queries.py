@@ -339,13 +339,16 @@ class BatchRow(msgspec.Struct):
     total_tokens: int
     min_version: int
     sequences: str | None = None  # JSON, tokens of each sequence; None: there is one
+    baseline: float | None = None  # reward of the greedy answer of its group
 
 
 def batch(store: Store, step: int) -> list[BatchRow]:
     """Return the samples of the batch of ``step`` in the order of the batch; empty before it is formed."""
     rows = store.query(
         'SELECT s.id AS sample, s.group_id AS "group", g.task, s.attempt, s.reward,'
-        " s.prompt_tokens, s.response_tokens, s.total_tokens, s.min_version, s.sequences"
+        " s.prompt_tokens, s.response_tokens, s.total_tokens, s.min_version, s.sequences,"
+        f" (SELECT b.reward FROM samples b WHERE b.number = s.number >> {MEMBER_BITS} << {MEMBER_BITS}"
+        " AND b.state = 'baseline')"
         f" FROM samples s CROSS JOIN groups g ON g.number = s.number >> {MEMBER_BITS} WHERE s.step = ?"
         " ORDER BY s.number",
         step,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 MEMBER_BITS = 12
-"""A group has at most 2,048 members: samplesPerPrompt and redundancy.members."""
+"""A group has at most 2,049 members: samplesPerPrompt, redundancy.members and a greedy answer."""
 MEMBERS = 1 << MEMBER_BITS
 RECENT_SAMPLES = 1 << 15
 """Samples whose numbers are kept: each is needed several times between admission and training."""

@@ -21,7 +21,7 @@ CREATE TABLE IF NOT EXISTS groups (
 CREATE TABLE IF NOT EXISTS samples (
     number INTEGER PRIMARY KEY,             -- of its group << 12, + member
     attempt INTEGER NOT NULL DEFAULT 0,     -- first attempt that counts, raised when generated tokens are discarded
-    state TEXT NOT NULL DEFAULT 'admitted', -- admitted | scored | batched | trained | filtered | surplus | expired | failed | evaluated
+    state TEXT NOT NULL DEFAULT 'admitted', -- admitted | scored | batched | trained | baseline | filtered | surplus | expired | failed | evaluated
     reason TEXT NOT NULL DEFAULT '',
     reward REAL,
     turn_rewards TEXT,                      -- JSON list, one number for each turn by branch; the sum is the reward, except for rounding

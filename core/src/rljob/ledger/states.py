@@ -19,6 +19,7 @@ class State(StrEnum):
     SCORED = "scored"
     BATCHED = "batched"
     TRAINED = "trained"
+    BASELINE = "baseline"
     FILTERED = "filtered"
     SURPLUS = "surplus"
     EXPIRED = "expired"
@@ -29,12 +30,13 @@ class State(StrEnum):
 OPEN = (State.ADMITTED, State.SCORED, State.BATCHED)
 """States of samples that have not ended."""
 REJECTED = (State.FILTERED, State.SURPLUS, State.EXPIRED, State.FAILED)
-"""Ends of samples that were started and neither trained nor evaluated."""
+"""Ends of samples that were started and neither trained nor used as a baseline nor evaluated."""
 PREDECESSORS: dict[State, tuple[State, ...]] = {
     State.SCORED: (State.ADMITTED,),
     State.EVALUATED: (State.ADMITTED,),
     State.BATCHED: (State.SCORED,),
     State.TRAINED: (State.BATCHED,),
+    State.BASELINE: (State.SCORED,),
     State.FILTERED: (State.ADMITTED, State.SCORED),
     State.SURPLUS: (State.ADMITTED, State.SCORED),
     State.EXPIRED: (State.ADMITTED, State.SCORED),

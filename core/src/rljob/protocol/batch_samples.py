@@ -23,6 +23,7 @@ class BatchSample(msgspec.Struct, array_like=True):
     temperature: float
     max_tokens: int
     sequences: list[int] = []  # tokens of each sequence; empty: there is one
+    baseline: float | None = None  # reward of the greedy answer of its group, which is not in the batch
 
 
 class Segment(msgspec.Struct, array_like=True):

@@ -9,8 +9,10 @@ import msgspec
 
 from rljob.scheduling.dispatch import SharedPrefix
 
-End = Literal["trained", "filtered", "surplus", "expired", "failed", "evaluated"]
-"""The end of a sample; every sample has exactly one. Only samples of evaluations end as ``evaluated``."""
+End = Literal["trained", "baseline", "filtered", "surplus", "expired", "failed", "evaluated"]
+"""The end of a sample; every sample has exactly one. Only samples of evaluations end as ``evaluated``. The greedy
+answer of a group that joins a batch ends as ``baseline``: its reward is the baseline of the others, and it is not
+trained."""
 
 REJECTED: tuple[End, ...] = ("filtered", "surplus", "expired", "failed")
 """Ends of samples that were started and not trained."""
@@ -18,7 +20,7 @@ Cause = Literal[
     "", "equal_rewards", "mean_below", "mean_above", "enough_members", "not_needed", "run_ended", "too_old",
     "not_complete", "generation", "runner", "protocol", "group_failed", "function", "filter_failed",
 ]  # fmt: skip
-"""Why a sample ended, from a fixed set, for counters; empty for a trained one."""
+"""Why a sample ended, from a fixed set, for counters; empty for a trained one and a baseline."""
 CAUSES: dict[End, tuple[Cause, ...]] = {
     "filtered": ("equal_rewards", "mean_below", "mean_above", "function"),
     "surplus": ("enough_members", "not_needed", "run_ended"),
@@ -46,12 +48,18 @@ class Sample(msgspec.Struct, eq=False, weakref=True):
         """Whether the sample is not scored and has not ended."""
         return self.reward is None and self.end is None
 
+    @property
+    def greedy(self) -> bool:
+        """Whether it is the greedy answer of its group."""
+        return self.group.greedy and self.member == 0
+
 
 @dataclass(eq=False)
 class Group:
     """The samples of one prompt. ``seq``: order of admission. ``sufficient``: enough members are scored to train the
     group. ``complete``: its survivors are drawn and accepted, and all other members ended. ``restarts``: how many
-    groups of the same prompt ended before it. ``dispatched``: version of the engine that got its first request."""
+    groups of the same prompt ended before it. ``dispatched``: version of the engine that got its first request.
+    ``greedy``: its first member is a greedy answer, whose reward is the baseline of the others."""
 
     id: str
     seq: int
@@ -63,12 +71,18 @@ class Group:
     step: int | None = None
     restarts: int = 0
     dispatched: int | None = None
+    greedy: bool = False
     prefix: SharedPrefix = field(default_factory=SharedPrefix)
 
     @property
     def scored(self) -> list[Sample]:
-        """Its samples with a reward that have not ended."""
-        return [s for s in self.samples if s.reward is not None and s.end is None]
+        """Its samples with a reward that have not ended, without the greedy answer."""
+        return [s for s in self.samples if s.reward is not None and s.end is None and not s.greedy]
+
+    @property
+    def baseline(self) -> Sample | None:
+        """Its greedy answer, if it has one that has not ended."""
+        return self.samples[0] if self.greedy and self.samples and self.samples[0].end is None else None
 
     @property
     def min_version(self) -> int | None:
@@ -95,8 +109,10 @@ class Ended(msgspec.Struct, frozen=True):
     cause: Cause
 
 
-def make_group(group_id: str, seq: int, task: str, row: int, members: int, restarts: int = 0) -> Group:
-    """Return a group with ``members`` open samples named GROUP.MEMBER."""
-    group = Group(group_id, seq, task, row, restarts=restarts)
+def make_group(
+    group_id: str, seq: int, task: str, row: int, members: int, restarts: int = 0, greedy: bool = False
+) -> Group:
+    """Return a group with ``members`` open samples named GROUP.MEMBER; ``greedy``: the first one is a greedy answer."""
+    group = Group(group_id, seq, task, row, restarts=restarts, greedy=greedy)
     group.samples = [Sample(f"{group_id}.{member}", group, member) for member in range(members)]
     return group

@@ -9,6 +9,8 @@ Invariants:
   it and is the last it may join. They are drawn at random from the scored members: the first would be the shortest.
 - A group whose task has a user-written filter waits for its decision between the two: it is sufficient, in ``deciding``
   and not complete. No batch is formed without it if it is the last batch that the group may join.
+- A greedy answer, if groups have one, is not among the survivors: the group needs it to be sufficient, and it ends as
+  ``baseline`` when the group joins a batch.
 - At α = 0 the batches do not depend on timing, only on which groups are accepted: they equal the batches of a
   synchronous loop, in admission order.
 """
@@ -41,6 +43,7 @@ class Settings:
     regenerate: bool
     filters: Mapping[str, GroupFilter]  # by task
     seed: int  # spec.seed: draws the survivors of groups with redundant members
+    greedy: bool = False  # each group has one more member, a greedy answer
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,9 @@ class Scheduler:
         return self._start(task, row)
 
     def _start(self, task: str, row: int, restarts: int = 0) -> Group:
-        members = self.settings.samples_per_group + self.settings.redundant_members
-        group = make_group(f"g{self._next_seq}", self._next_seq, task, row, members, restarts)
+        s = self.settings
+        members = s.samples_per_group + s.redundant_members + s.greedy
+        group = make_group(f"g{self._next_seq}", self._next_seq, task, row, members, restarts, s.greedy)
         self._next_seq += 1
         self._started += 1
         self.groups[group.id] = group
@@ -161,7 +165,8 @@ class Scheduler:
         """End a sample as failed. Its group is rejected unless enough redundant members are left."""
         group = sample.group
         ended = self._end([sample], "failed", reason, cause)
-        if sum(s.end is None for s in group.samples) >= self.settings.samples_per_group:
+        left = sum(s.end is None for s in group.samples) - (group.baseline is not None)
+        if left >= self.settings.samples_per_group and not sample.greedy:
             return ended + (self._close(group) if self._is_ended(group) else [])
         self.failures_in_a_row += 1
         self.mixture.ended(group.task, accepted=False)
@@ -169,7 +174,9 @@ class Scheduler:
         return ended + self._reject(group, "failed", of_group, "group_failed")
 
     def _is_sufficient(self, group: Group) -> bool:
-        return len(group.scored) >= self.settings.samples_per_group
+        baseline = group.baseline
+        has_baseline = not group.greedy or (baseline is not None and baseline.reward is not None)
+        return has_baseline and len(group.scored) >= self.settings.samples_per_group
 
     def _is_ended(self, group: Group) -> bool:
         """Whether no member of a sufficient group is open."""
@@ -183,7 +190,7 @@ class Scheduler:
         """Draw the survivors of a sufficient group, and filter them: complete it, reject it, or let it wait for
         :meth:`decide`. All other members end as surplus."""
         kept = self._survivors(group)
-        rest = [s for s in group.samples if s.end is None and s not in kept]
+        rest = [s for s in group.samples if s.end is None and s not in kept and not s.greedy]
         ended = self._end(rest, "surplus", "the group has enough members", "enough_members")
         rejection = self.settings.filters[group.task].rejection([s.reward for s in kept if s.reward is not None])
         if rejection is not None:
@@ -315,6 +322,8 @@ class Scheduler:
             assert lowest is not None and step - lowest <= s.max_staleness, f"{group.id} exceeds max_staleness"
             del self.groups[group.id]
             group.step = step
+            if group.baseline is not None:
+                ended += self._end([group.baseline], "baseline", "", "")
         self._complete -= len(chosen)
         self.batches[step] = chosen
         return FormedBatch(chosen, ended, replaced)

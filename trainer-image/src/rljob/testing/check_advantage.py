@@ -108,6 +108,7 @@ def estimate(algorithm: Algorithm, samples: Sequence[ReferenceSample]) -> list[F
             min_version=0,
             temperature=1.0,
             max_tokens=sample.max_tokens,
+            baseline=sample.baseline,
         )
         for i, sample in enumerate(samples)
     ]

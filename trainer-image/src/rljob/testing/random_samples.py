@@ -19,6 +19,8 @@ Floats = NDArray[np.float64]
 MAX_TOKENS = 16
 GROUPS = {"a": 3, "b": 1, "c": 4, "d": 2}
 """Group → members. The rewards of d are equal."""
+BASELINES = {"a": 0.5, "b": -0.25, "c": 0.0, "d": 0.0}
+"""Group → reward of its greedy answer."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class ReferenceSample:
     entropy_T: Floats
     turns_T: NDArray[np.int64]  # number of the turn, from 0
     values_T: Floats  # of a critic, before the token; exact in float32
+    baseline: float  # reward of the greedy answer of its group
 
 
 def resolved(fields: Mapping[str, Any]) -> Algorithm:
@@ -88,6 +91,7 @@ def _sample(group: str, generator: np.random.Generator) -> ReferenceSample:
         entropy_T=generator.random(length),
         turns_T=turns_T,
         values_T=generator.spawn(1)[0].normal(size=length).astype(np.float32).astype(np.float64),
+        baseline=BASELINES[group],
     )
 
 

@@ -25,19 +25,29 @@ def shape_rewards(train: Train, algorithm: Algorithm) -> Train:
     """Return the batch's scalars with clipped rewards, minus the punishment of long answers."""
     if algorithm.reward_clip is None and algorithm.overlong_buffer is None:
         return train
-    samples = [msgspec.structs.replace(sample, reward=_shaped(sample, algorithm)) for sample in train.samples]
+    samples = [
+        msgspec.structs.replace(
+            sample, reward=_shaped(sample, algorithm), baseline=_clipped(sample.baseline, algorithm)
+        )
+        for sample in train.samples
+    ]
     return msgspec.structs.replace(train, samples=samples)
 
 
 def _shaped(sample: BatchSample, algorithm: Algorithm) -> float:
-    reward = sample.reward
-    if algorithm.reward_clip is not None:
-        reward = min(algorithm.reward_clip, max(-algorithm.reward_clip, reward))
+    reward = _clipped(sample.reward, algorithm)
+    assert reward is not None
     if algorithm.overlong_buffer is not None:
         assert algorithm.overlong_penalty is not None, "resolved"
         excess = sample.response_tokens - (sample.max_tokens - algorithm.overlong_buffer)
         reward -= algorithm.overlong_penalty * min(1.0, max(0.0, excess / algorithm.overlong_buffer))
     return reward
+
+
+def _clipped(reward: float | None, algorithm: Algorithm) -> float | None:
+    if reward is None or algorithm.reward_clip is None:
+        return reward
+    return min(algorithm.reward_clip, max(-algorithm.reward_clip, reward))
 
 
 def shape_tokens(rewards_L: Floats, mask_L: NDArray[np.bool_], change: float) -> Floats:

@@ -105,6 +105,7 @@ class Scalars:
     rewards_N: Floats
     lengths_N: NDArray[np.int64]  # the model's tokens
     groups_N: NDArray[np.int64]  # number of the group, from 0 in order of appearance
+    baselines_N: Floats  # reward of the greedy answer of the group; nan without one
 
     def by_group(self) -> Iterator[NDArray[np.int64]]:
         """Yield the indices of each group's members, in the order of the batch."""
@@ -130,7 +131,8 @@ class ScalarEstimator:
         Raises:
             ValueError: the function returned an array of another shape.
         """
-        scalars = Scalars(rewards_of(samples), lengths_of(samples), group_numbers(samples))
+        baselines_N = np.asarray([np.nan if s.baseline is None else s.baseline for s in samples], dtype=np.float64)
+        scalars = Scalars(rewards_of(samples), lengths_of(samples), group_numbers(samples), baselines_N)
         advantages_N = np.asarray(self._function(scalars), dtype=np.float64)
         if advantages_N.shape != (len(samples),):
             raise ValueError(f"it returned an array of shape {advantages_N.shape} for {len(samples)} samples")
