@@ -6,7 +6,8 @@
 With ``--quick`` each cell is a preset, or the algorithm of a manifest. It trains the quickstart's model in this process
 (`benchmarks/learning_training.py`): 40 batches of 4 updates, sampled one version before. ``learns``: held-out accuracy
 rises by at least 0.15. ``distance``: of the weights' change by one batch, which is the same for all cells, from the
-change by GRPO, relative to GRPO's; a preset whose change equals GRPO's is GRPO, and does not count.
+change by GRPO, relative to GRPO's; a preset whose change equals GRPO's is GRPO, and does not count. `NOT_TRAINED` has
+the presets that are no cells, with the reason.
 
 Without ``--quick`` each cell is a run of the real system (`rljob run examples/quickstart.yaml`, 3 minutes on a quiet
 machine): staleness × correction × seed (`benchmarks/learning_grid.py`).
@@ -47,8 +48,12 @@ CHANGES = {"vapo": {"criticWarmupSteps": 5}}
 """Fields of presets: the published warm-up of VAPO's critic is longer than a cell."""
 DIRECTORY = Path("runs/learning")
 REFERENCE = "grpo"
-TRAINED = tuple(name for name, fields in PRESETS.items() if fields["advantage"] != "zero")
-"""The presets that need no other model."""
+NOT_TRAINED = {
+    "distillation": "needs a teacher, and this benchmark has the policy only",
+    "gigpo": "needs an environment, and without states of one its advantages are those of GRPO",
+}
+"""Preset → why it is no cell."""
+TRAINED = tuple(name for name in PRESETS if name not in NOT_TRAINED)
 
 
 def algorithms(text: str) -> dict[str, Algorithm]:
@@ -147,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON (there is no other format)")
     parser.add_argument("--quick", action="store_true", help="presets in this process; else staleness on the system")
-    what = "with --quick: comma-separated presets and manifests (default: all presets that need no other model)"
+    what = "with --quick: comma-separated presets and manifests (default: all but NOT_TRAINED)"
     parser.add_argument("--cells", type=algorithms, default=",".join(TRAINED), help=what)
     parser.add_argument(
         "--seeds", type=seeds, default="1,2,3,4,5", help="without --quick: at least two, comma-separated"

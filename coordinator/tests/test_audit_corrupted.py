@@ -264,6 +264,10 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a trained sample moved to another batch": (BATCHES, sql(f"UPDATE samples SET step = 4 WHERE id = {TRAINED}")),
     "a trained sample has no batch": (BATCHES, sql(f"UPDATE samples SET step = NULL WHERE id = {TRAINED}")),
     "a filtered sample has a batch": (BATCHES, sql(f"UPDATE samples SET step = 5 WHERE id = {FILTERED}")),
+    "a trained sample has states of two turns too many": (
+        REWARDS, sql(f"UPDATE samples SET turn_states = '[\"\",\"\",\"\",\"\",\"\"]' WHERE id = {TRAINED}"),
+        "its number of states differs",
+    ),
     "a trained sample is marked as a baseline": (
         ENDS, sql(f"UPDATE samples SET state = 'baseline' WHERE id = {TRAINED}"), "it is the baseline of its group",
     ),

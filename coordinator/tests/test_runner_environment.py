@@ -24,6 +24,7 @@ from rljob.protocol.runner_protocol import (
     TrajectoryScored,
     TurnTokens,
 )
+from rljob.protocol.turn_states import state_digest
 from rljob.runner import environment_client
 from rljob.runner.chat import ChatTemplate
 from rljob.runner.context import TrajectoryError
@@ -276,6 +277,7 @@ async def test_an_episode_becomes_one_sample_of_several_turns():
         "valid": pytest.approx(2 / 3), "place": 3.0, "turns": 3.0, "terminated": 1.0, "truncated": 0.0,
         "turn_limit": 0.0, "context_limit": 0.0,
     }  # fmt: skip
+    assert result.states == [state_digest(text) for text in ("start", "at 1", "at 2")]
     (opening,) = maze.openings
     assert opening.row == {"seed": 4} and maze.ended == [opening.session] and opening.session.startswith("g0.0-")
 
@@ -288,7 +290,7 @@ async def test_a_loop_that_runs_again_plays_the_episode_again_with_the_same_seed
         for i, (given, answer) in enumerate([("go: start", "a"), ("\n[at 1]", "b")])
     ]
     again, repeated, asked = await play(["c<end>"], turns)
-    assert repeated == result and asked == contexts[2:]
+    assert repeated == result and len(repeated.states) == 3 and asked == contexts[2:]
     assert again.openings[0].seed == first.openings[0].seed < 2**53
     assert again.openings[0].session != first.openings[0].session
 

@@ -730,6 +730,11 @@ FIELDS = [
         "CEL messages contain no values",
     ),
     Case(
+        "gigpo without an environment",
+        ("spec.algorithm.preset=gigpo",),
+        "compares steps from the same state of an environment",
+    ),
+    Case(
         "more minibatches than samples",
         ("spec.algorithm.minibatches=9", "spec.training.promptsPerStep=1"),
         "samples of a batch; lower it",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rljob.api.algorithm_presets import PRESETS
+from rljob.api.algorithm_presets import NEEDS_STATES, PRESETS
 
 MANIFEST: dict[str, Any] = {
     "apiVersion": "rljob.dev/v1alpha1",
@@ -26,8 +26,9 @@ WITH_TEACHER = (
 
 
 def entries_of(preset: str) -> tuple[str, ...]:
-    """Return the entries, as for --set, that choose a preset, with the teacher that it may need, without the warm-up
-    of a critic, which must be shorter than training."""
+    """Return the entries, as for --set, that choose a preset, with the teacher or the loop that it may need, without the
+    warm-up of a critic, which must be shorter than training."""
     needs_teacher = PRESETS[preset]["advantage"] == "zero"
     warm = ("spec.algorithm.criticWarmupSteps=0",) if "critic_warmup_steps" in PRESETS[preset] else ()
-    return (f"spec.algorithm.preset={preset}", *warm, *(WITH_TEACHER if needs_teacher else ()))
+    loop = ('spec.tasks[0].loop="mine:loop"',) if PRESETS[preset]["advantage"] in NEEDS_STATES else ()
+    return (*loop, f"spec.algorithm.preset={preset}", *warm, *(WITH_TEACHER if needs_teacher else ()))

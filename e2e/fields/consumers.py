@@ -626,6 +626,8 @@ def _batch(step: int) -> tuple[Train, dict[int, Row]]:
                 min_version=step - 1,  # the log-probabilities are not those of the trainer's weights
                 temperature=1.0,
                 max_tokens=16,
+                turn_rewards=[float((i * 7 + i // 5) % 3)],
+                turn_states=[str(i % 2)],
             )
         )
         rewards = np.zeros(len(ids))

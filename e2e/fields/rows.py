@@ -214,6 +214,9 @@ ROWS: dict[str, Outcome] = {
         given(algorithm={"preset": "ppo", "minibatches": 2}, trainer__optimizer__learningRate=0.1),
     ),
     "spec.algorithm.discount": Shows(c.trained, 0.5, given(algorithm={"preset": "reinforce_pp"})),
+    "spec.algorithm.stepCoefficient": Shows(
+        c.trained, 3, ('spec.tasks[0].loop="e2e.fakes.extensions:two_turns"', *given(algorithm={"preset": "gigpo"}))
+    ),
     "spec.algorithm.correction": Shows(c.trained, "icepop"),
     "spec.algorithm.correctionLevel": Shows(c.trained, "geometric"),
     "spec.algorithm.correctionCap": Shows(c.trained, 1.5),

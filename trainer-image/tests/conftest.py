@@ -73,7 +73,14 @@ def make_job(source: Path, **spec: object) -> RLJob:
         "spec": {
             "models": [{"name": "policy", "source": str(source)}],
             "training": {"steps": 4, "promptsPerStep": 3, "samplesPerPrompt": 2},
-            "tasks": [{"name": "sums", "data": {"reasoningGym": {"dataset": "chain_sum"}}, "reward": "sums"}],
+            "tasks": [
+                {
+                    "name": "sums",
+                    "data": {"reasoningGym": {"dataset": "chain_sum"}},
+                    "reward": "sums",
+                    "loop": "mine:loop",  # it may name states, so every preset is accepted
+                }
+            ],
             "rewards": [{"name": "sums", "builtin": "reasoning_gym"}],
             "rollouts": [{"name": "main", "maxModelLength": 512}],
             "trainer": {"optimizer": {"learningRate": 1e-3, "maxGradNorm": 0.5}},
@@ -114,6 +121,9 @@ def make_batch(
                     min_version=step - 1,  # the engine's log-probabilities are not those of the trainer's weights
                     temperature=temperature,
                     max_tokens=16,
+                    baseline=0.25,
+                    turn_rewards=[0.0],  # a change of the reward counts for the last turn
+                    turn_states=["0"],
                 )
             )
             tokens.append(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -73,6 +75,7 @@ def advantages(kind: str, values: list[float], groups: list[str], lengths: list[
         ("reinforce_pp", 1.207615, -0.724569),  # of equal lengths; the epsilon is in the root
         ("reinforce_pp_baseline", 1.207615, -0.724569),
         ("turn_return", 1, 0),
+        ("gigpo", 1.207612, -0.724567),  # without states
         ("remax", 0.75, -0.25),  # the greedy answer has 0.25
     ],
 )
@@ -101,7 +104,7 @@ def reference(kind: str, values: list[float], groups: list[str], lengths: list[i
     rewards, result = np.array(values), []
     for i, group in enumerate(groups):
         members = [k for k, other in enumerate(groups) if other == group]
-        scale = {"group_normalized": rewards[members], "lite_ppo": rewards}.get(kind)
+        scale = {"group_normalized": rewards[members], "gigpo": rewards[members], "lite_ppo": rewards}.get(kind)
         divisor = 1.0 if scale is None else np.std(scale, ddof=1) + 1e-6
         result.append((rewards[i] - baseline(kind, rewards, members, i, lengths, group)) / divisor)
     if kind.startswith("reinforce_pp"):  # whitened over tokens
@@ -128,6 +131,80 @@ def test_a_group_of_one_keeps_its_reward_when_normalized_and_is_zero_when_center
 def test_the_manifest_knows_which_advantages_are_zero_for_a_group_of_one(kind):
     found = advantages(kind, [0.7, 0.2, 0.1], ["a", "b", "c"])
     assert (found.tolist() == [0.0] * 3) == (kind in (*ZERO_FOR_ONE_SAMPLE, "zero"))
+
+
+def episodes(seed: int, **fields: object) -> AdvantageInputs:
+    """Return episodes of one to four turns of two tokens, with a token of an observation between, in three groups that
+    visit five states; one turn has no state."""
+    generator = np.random.default_rng(seed)
+    samples, rows, of_tokens = [], {}, {}
+    for i in range(12):
+        turns = int(generator.integers(1, 5))
+        values = generator.normal(size=turns).tolist()
+        segments = [Segment("model", 2 + 3 * turn, 4 + 3 * turn, values[turn]) for turn in range(turns)]
+        mask = np.zeros(1 + 3 * turns, np.bool_)
+        for segment in segments:
+            mask[segment.start : segment.end] = True
+        states = [str(state) if state else "" for state in generator.integers(0, 6, turns)]
+        sample = BatchSample(f"{i}", f"g{i % 3}", sum(values), 2, 2 * turns, len(mask), 0, 1.0, 100)
+        samples.append(msgspec.structs.replace(sample, turn_rewards=values, turn_states=states))
+        of_tokens[i] = token_rewards(segments, mask)
+        ends = tuple(segment.end for segment in segments[:-1])
+        zeros = np.zeros(len(mask), np.float32)
+        rows[i] = Row(zeros.astype(np.int64), zeros, mask, of_tokens[i], ends)
+    algorithm = Algorithm.model_validate({"preset": "gigpo", **fields})
+    fill(algorithm)
+    scores: Any = None
+    return AdvantageInputs(0, samples, rows, of_tokens, scores, WORLD, algorithm)
+
+
+def gigpo_reference(samples: list[BatchSample], discount: float, coefficient: float) -> list[list[float]]:
+    """Return the advantage of each turn from the definition, pair by pair."""
+    found = []
+    for sample in samples:
+        group = [other for other in samples if other.group == sample.group]
+        of_group = np.array([other.reward for other in group])
+        episode = (sample.reward - of_group.mean()) / (of_group.std(ddof=1) + 1e-6)
+        advantages = []
+        for turn, state in enumerate(sample.turn_states):
+            same = [
+                sum(discount**k * reward for k, reward in enumerate(other.turn_rewards[t:]))
+                for other in group
+                for t, there in enumerate(other.turn_states)
+                if there == state and state
+            ]
+            own = sum(discount**k * reward for k, reward in enumerate(sample.turn_rewards[turn:]))
+            step = (own - np.mean(same)) / (np.std(same, ddof=1) + 1e-6) if len(same) > 1 else 0.0
+            advantages.append(episode + coefficient * step)
+        found.append(advantages)
+    return found
+
+
+@pytest.mark.parametrize("fields", [{}, {"discount": 0.5, "stepCoefficient": 0.3}])
+def test_gigpo_equals_a_reference_for_steps_from_equal_states(fields):
+    for seed in range(5):
+        made = episodes(seed, **fields)
+        found = load(ADVANTAGES, "gigpo", "")(made)
+        expected = gigpo_reference(list(made.samples), fields.get("discount", 0.95), fields.get("stepCoefficient", 1.0))
+        for i, row in made.rows.items():
+            each = np.repeat(expected[i], 2)
+            np.testing.assert_allclose(found[i][row.mask_L], each, rtol=1e-12, atol=1e-12)
+
+
+def test_gigpo_counts_a_change_of_the_reward_for_the_last_step_and_ignores_states_of_branches():
+    made = episodes(1)
+    samples = [msgspec.structs.replace(sample, reward=sample.reward + i) for i, sample in enumerate(made.samples)]
+    changed = [
+        msgspec.structs.replace(sample, turn_rewards=[*sample.turn_rewards[:-1], sample.turn_rewards[-1] + i])
+        for i, sample in enumerate(samples)
+    ]
+    of_changed = load(ADVANTAGES, "gigpo", "")(dataclasses.replace(made, samples=changed))
+    for i, found in load(ADVANTAGES, "gigpo", "")(dataclasses.replace(made, samples=samples)).items():
+        np.testing.assert_allclose(found, of_changed[i], atol=1e-12)
+    branched = [msgspec.structs.replace(sample, sequences=[1, 1]) for sample in made.samples]
+    of_episodes = load(ADVANTAGES, "group_normalized", "")(made)
+    for i, found in load(ADVANTAGES, "gigpo", "")(dataclasses.replace(made, samples=branched)).items():
+        np.testing.assert_array_equal(found, of_episodes[i])
 
 
 @pytest.mark.parametrize("kind", ADVANTAGES)

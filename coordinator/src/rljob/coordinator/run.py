@@ -18,6 +18,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+from rljob.api.algorithm_presets import needs_states
 from rljob.api.job_status import MOST_WARNINGS
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.answer_lengths import AnswerLengths
@@ -305,7 +306,7 @@ class Run:
         rows = batch(self.ledger, step)
         if not rows:
             return None
-        samples = []
+        samples, states = [], needs_states(self.spec.algorithm)
         for row in rows:
             sampling = self._tasks[row.task].sampling
             samples.append(
@@ -321,6 +322,8 @@ class Run:
                     max_tokens=sampling.max_tokens,
                     sequences=[] if row.sequences is None else json.loads(row.sequences),
                     baseline=row.baseline,
+                    turn_rewards=json.loads(row.turn_rewards) if states else [],
+                    turn_states=json.loads(row.turn_states) if states and row.turn_states else [],
                 )
             )
         return m.Train(

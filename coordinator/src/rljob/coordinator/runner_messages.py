@@ -9,6 +9,7 @@ from rljob.coordinator.connection import Connection
 from rljob.coordinator.run import Run
 from rljob.protocol import runner_protocol as m
 from rljob.protocol.score_messages import credit_turns
+from rljob.protocol.turn_states import check_states
 
 
 class RunnerMessages:
@@ -79,6 +80,7 @@ class RunnerMessages:
         if trajectory is not None:
             try:
                 trajectory.check_turns(message.turns)
+                check_states(message.states, message.turns)
                 turn_rewards = credit_turns(message.turns, message.reward, message.turn_rewards)
             except ValueError as error:
                 run.outcomes.failed(trajectory, str(error), "protocol")

@@ -38,7 +38,14 @@ class SampleOutcomes:
             run.lengths.score(sum([len(turn.token_ids) for turn in trajectory.turns.values()]) // INT32)
         run.trajectories.done(sample.id)
         run.ledger.record_score(
-            sample.id, trajectory.kind, reward, turn_rewards, message.metrics, message.text, message.branch
+            sample.id,
+            trajectory.kind,
+            reward,
+            turn_rewards,
+            message.metrics,
+            message.text,
+            message.branch,
+            message.states,
         )
         if trajectory.kind is Kind.EVALUATION:
             run.evaluations.take(sample, reward)

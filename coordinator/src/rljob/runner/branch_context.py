@@ -11,6 +11,7 @@ from rljob.protocol.branches import MAX_NAME, ROOT, TurnKey, child, described
 from rljob.protocol.contexts import GrowingDigest
 from rljob.protocol.runner_protocol import GenerateRequest, PoolAnswer, TurnTokens
 from rljob.protocol.score_messages import Score, ScoreItem, ScoreTurn, usable
+from rljob.protocol.turn_states import state_digest
 from rljob.runner.call_arguments import checked_max_tokens, checked_stop
 from rljob.runner.context import TrajectoryError
 from rljob.runner.cut_answer import answer_text
@@ -41,6 +42,7 @@ class BranchContext:
         """Of the sequence, and of what the open turn adds."""
         self._children: Counter[int] = Counter()  # first turn → branches
         self._generating = False
+        self._state = ""  # before the next turn
 
     @property
     def sample(self) -> str:
@@ -102,6 +104,7 @@ class BranchContext:
         if max_tokens is not None:
             max_tokens = checked_max_tokens(asks, max_tokens)
         self._trajectory.stops[key] = checked_stop(asks, stop)
+        self._trajectory.states[key], self._state = self._state, ""
         given = token_ids[len(self._sequence) :]
         turn = self._trajectory.recorded.get(key)
         if turn is None:
@@ -146,6 +149,12 @@ class BranchContext:
             self._trajectory.stops.get((turn.turn, turn.branch), []),
         )
         return answer_text(self._trajectory.codec, sampling, turn.token_ids, turn.finish, stop)
+
+    def state(self, name: str) -> None:
+        """Name the state of the environment before the next turn."""
+        if not isinstance(name, str):
+            raise TrajectoryError(f"the loop names a state by {type(name).__name__}, not by text")
+        self._state = state_digest(name)
 
     def reward(self, value: float) -> None:
         """Credit a reward to the last turn."""

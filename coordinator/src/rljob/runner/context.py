@@ -210,6 +210,15 @@ class Context(Protocol):
         of the call of :meth:`generate`) that ended it, or with it if sampling.includeStop is set. Its token ids include
         the stop string."""
 
+    def state(self, name: str) -> None:
+        """Name the state of the environment before the next turn of this context, for an advantage that compares the
+        steps of a group from equal states (`gigpo`). Equal names are equal states. A turn without one has no such
+        advantage.
+
+        Raises:
+            TrajectoryError: ``name`` is not text.
+        """
+
     def reward(self, value: float) -> None:
         """Add ``value`` to the sample's reward and credit it to the last generated turn.
 

@@ -103,6 +103,7 @@ class LeasedTrajectory:
         self.codec = codec
         self.recorded = {(turn.turn, turn.branch): turn for turn in lease.turns}
         self.credits: dict[TurnKey, float] = {}  # reward of each turn from the loop
+        self.states: dict[TurnKey, str] = {}  # digest of the state before each turn that the loop named
         self.stops: dict[TurnKey, list[str]] = {}  # stop strings of the loop's calls, beside those of the task
         self.scores: list[tuple[Score, str]] = []  # from the task's reward, each with the branch that was scored
         self.questions = LeasedQuestions(runtime.pools, lease, send, self.in_call)
@@ -305,7 +306,7 @@ class LeasedTrajectory:
                 "must make the same calls"
             )
         return scored_message(
-            self.leased, score, self.credits, self.scores, lambda last: context.answer(self._turns[last])
+            self.leased, score, self.credits, self.scores, self.states, lambda last: context.answer(self._turns[last])
         )
 
     def _fail(self, reason: str) -> None:

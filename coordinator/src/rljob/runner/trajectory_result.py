@@ -23,6 +23,7 @@ def scored_message(
     score: Score,
     credits: Mapping[TurnKey, float],
     scores: Sequence[tuple[Score, str]],
+    states: Mapping[TurnKey, str],
     answer: Callable[[TurnKey], str],
 ) -> TrajectoryScored:
     """Return the message of a trajectory whose loop returned ``score``.
@@ -30,6 +31,7 @@ def scored_message(
     Args:
         credits: of each turn that the loop made, the reward that the loop gave it; added to the rewards of ``score``.
         scores: from the task's reward, each with the branch that was scored.
+        states: digest of the state before each turn, or empty.
         answer: returns a turn's answer as text.
 
     Raises:
@@ -61,6 +63,7 @@ def scored_message(
         turn_rewards=[] if single else credited,
         lease=lease.lease,
         branch=last[1],
+        states=[states.get(key, "") for key in keys] if any(states.values()) else [],
     )
     try:  # a result that cannot be encoded must fail here, not in the connection that all trajectories share
         _decoder.decode(encode_frame([result]))

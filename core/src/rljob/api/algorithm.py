@@ -30,6 +30,7 @@ Preset = Literal[
     "ppo",
     "vapo",
     "decoupled_ppo",
+    "gigpo",
     "distillation",
 ]
 
@@ -120,7 +121,10 @@ class Algorithm(Model):
     teacher_coefficient: Annotated[float, Field(gt=0, le=100)] | None = None
     """Weight of the teacher beside the rewards. Default: 1."""
     discount: Annotated[float, Field(gt=0, le=1)] | None = None
-    """γ of `reinforce_pp` and `gae` (a token), `turn_return` (a turn), and of the critic's targets (a token)."""
+    """γ of `reinforce_pp` and `gae` (a token), `turn_return` and `gigpo` (a turn), and of the critic's targets (a
+    token)."""
+    step_coefficient: Annotated[float, Field(gt=0, le=100)] | None = None
+    """ω of `gigpo`: weight of the advantage of a step among the steps of its group from the same state. Default: 1."""
     gae_lambda: Annotated[float, Field(ge=0, le=1)] | None = None
     """λ of `gae`: 1 for returns minus values, 0 for errors of one token. Default: 1."""
     gae_length_factor: Annotated[float, Field(gt=0, le=1e6)] | None = None

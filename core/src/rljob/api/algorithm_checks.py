@@ -11,6 +11,7 @@ from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import (
     CONDITIONS,
     FOLLOWS_REWARDS,
+    NEEDS_STATES,
     NEEDS_VALUES,
     POLICY,
     READERS,
@@ -52,6 +53,11 @@ def algorithm_problems(spec: RLJobSpec) -> Iterator[str]:
         yield (
             f"training.samplesPerPrompt: 1 makes every advantage of algorithm.advantage {advantage} 0, so nothing is "
             "learned; set at least 2, or another algorithm.advantage"
+        )
+    if advantage in NEEDS_STATES and not any(task.environment or ":" in task.loop for task in spec.tasks):
+        yield (
+            f"algorithm.advantage: {advantage} compares steps from the same state of an environment, and no task has "
+            "states; set tasks[].environment, or a tasks[].loop of your own that calls context.state"
         )
     yield from _mismatch(algorithm)
     yield from _frozen(spec)

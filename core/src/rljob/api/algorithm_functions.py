@@ -23,6 +23,7 @@ class AlgorithmFunction(Builtin):
         from_scalars: of an advantage: it follows from rewards and lengths, before any token is fetched.
         needs_values: of an advantage: it needs the values of a critic.
         greedy_baseline: of an advantage: it needs the reward of a greedy answer to each prompt.
+        turn_states: of an advantage: it needs the state of the environment before each turn.
         needs_all_samples: of an objective: it has a gradient where the advantage is 0.
         follows_rewards: of an objective: it depends on the reward of a sample beside its advantage.
     """
@@ -32,6 +33,7 @@ class AlgorithmFunction(Builtin):
     from_scalars: bool = False
     needs_values: bool = False
     greedy_baseline: bool = False
+    turn_states: bool = False
     needs_all_samples: bool = False
     follows_rewards: bool = False
 
@@ -60,6 +62,12 @@ ADVANTAGES: Functions = {
         f"{_ADVANTAGES}.reinforce_pp:reinforce_pp_baseline", zero_for_one_sample=True
     ),
     "turn_return": AlgorithmFunction(f"{_ADVANTAGES}.turn_return:turn_return", reads=("discount",)),
+    "gigpo": AlgorithmFunction(
+        f"{_ADVANTAGES}.gigpo:gigpo",
+        "group_normalized, and the same for steps from one state",
+        reads=("discount", "step_coefficient"),
+        turn_states=True,
+    ),
     "gae": AlgorithmFunction(
         f"{_ADVANTAGES}.gae:gae",
         reads=("discount", "gae_lambda", "gae_length_factor", "critic_model"),

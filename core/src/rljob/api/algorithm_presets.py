@@ -57,6 +57,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "positive_coefficient": 0.1,
     },
     "decoupled_ppo": GRPO | {"correction": "icepop", "correction_cap": 5.0, "correction_floor": 0.0},
+    "gigpo": GRPO | {"advantage": "gigpo", "discount": 0.95},
     "distillation": GRPO | {"advantage": "zero"},
 }
 """Preset → fields of `algorithm` that differ from ``DEFAULTS``, and the functions."""
@@ -72,6 +73,7 @@ DEFAULTS: dict[str, Any] = {
     "gate_negative": 1.05,
     "log_ratio_penalty": 0.1,
     "discount": 1.0,
+    "step_coefficient": 1.0,
     "gae_lambda": 1.0,
     "critic_warmup_steps": 0,
     "value_clip": 0.5,
@@ -105,6 +107,7 @@ ZERO_FOR_ONE_SAMPLE = names_with(ADVANTAGES, lambda function: function.zero_for_
 KNOWN_FROM_SCALARS = names_with(ADVANTAGES, lambda function: function.from_scalars)
 NEEDS_ALL_SAMPLES = names_with(OBJECTIVES, lambda function: function.needs_all_samples)
 NEEDS_GREEDY = names_with(ADVANTAGES, lambda function: function.greedy_baseline)
+NEEDS_STATES = names_with(ADVANTAGES, lambda function: function.turn_states)
 NEEDS_VALUES = names_with(ADVANTAGES, lambda function: function.needs_values)
 FOLLOWS_REWARDS = names_with(OBJECTIVES, lambda function: function.follows_rewards)
 POLICY = "policy"
@@ -213,6 +216,11 @@ def needs_greedy(algorithm: Algorithm) -> bool:
     return chosen(algorithm, "advantage") in NEEDS_GREEDY
 
 
+def needs_states(algorithm: Algorithm) -> bool:
+    """Return whether the advantage needs the state of the environment before each turn."""
+    return chosen(algorithm, "advantage") in NEEDS_STATES
+
+
 def stabilizers(algorithm: Algorithm) -> list[str]:
     """Return the fields that change rewards or advantages beside the function of ``advantage``: of
     :data:`STABILIZERS`, and those of a KL term in the reward and of a teacher."""
@@ -239,6 +247,8 @@ def describe_needs(algorithm: Algorithm) -> Iterator[str]:
         )
     if needs_greedy(algorithm):
         yield "the algorithm needs one more sample of each prompt, a greedy answer, which is not trained"
+    if needs_states(algorithm):
+        yield "the algorithm needs the state of the environment before each turn"
     own = own_functions(algorithm)
     if own:
         yield f"the needs of {' and '.join(own)} are those that the code declares"

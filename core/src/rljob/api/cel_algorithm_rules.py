@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from rljob.api.algorithm_presets import PRESETS, ZERO_FOR_ONE_SAMPLE
+from rljob.api.algorithm_presets import NEEDS_STATES, PRESETS, ZERO_FOR_ONE_SAMPLE
 from rljob.api.cel_rule import CelRule
 
 
@@ -44,6 +44,14 @@ def algorithm_rules() -> Iterator[CelRule]:
         "1 makes every advantage 0 with this algorithm, so nothing is learned; set at least 2, or another "
         "algorithm.advantage",
         ".training.samplesPerPrompt",
+    )
+    yield CelRule(
+        "spec",
+        f"!({advantage([*NEEDS_STATES])}) || "
+        "self.tasks.exists(task, has(task.environment) || (has(task.loop) && task.loop.contains(':')))",
+        "it compares steps from the same state of an environment, and no task has states; set tasks[].environment, or "
+        "a tasks[].loop of your own that calls context.state",
+        ".algorithm.advantage",
     )
     uncorrected = _chosen("correction", {name: fields["correction"] for name, fields in PRESETS.items()})
     behavior = _chosen("ratio", {name: fields["ratio"] for name, fields in PRESETS.items()})

@@ -45,6 +45,7 @@ JSON_COLUMNS = (
     ("samples", "id", "metrics"),
     ("samples", "id", "completions"),
     ("samples", "id", "turn_rewards"),
+    ("samples", "id", "turn_states"),
     ("samples", "id", "sequences"),
     ("applied", "step", "metrics"),
     ("batches", "step", "samples"),

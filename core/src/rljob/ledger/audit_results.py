@@ -90,6 +90,12 @@ RESULTS = (
                 "its number of turn rewards differs from its number of turns",
             ),
             AuditRule(
+                "SELECT 'sample ' || id FROM samples WHERE turn_states IS NOT NULL AND (turn_rewards IS NULL OR"
+                " IIF(json_valid(turn_states), json_array_length(turn_states), -1) !="
+                " IIF(json_valid(turn_rewards), json_array_length(turn_rewards), -2))",
+                "its number of states differs from its number of turns",
+            ),
+            AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE advantage IS NOT NULL AND (step IS NULL OR advantage"
                 " NOT BETWEEN -3.4028235677973366e38 AND 3.4028235677973366e38)",
                 "it has an advantage without a batch, or an advantage that is not finite",

@@ -340,6 +340,8 @@ class BatchRow(msgspec.Struct):
     min_version: int
     sequences: str | None = None  # JSON, tokens of each sequence; None: there is one
     baseline: float | None = None  # reward of the greedy answer of its group
+    turn_rewards: str = "[]"  # JSON, one number for each turn
+    turn_states: str | None = None  # JSON, a digest for each turn; None: no turn has one
 
 
 def batch(store: Store, step: int) -> list[BatchRow]:
@@ -348,7 +350,7 @@ def batch(store: Store, step: int) -> list[BatchRow]:
         'SELECT s.id AS sample, s.group_id AS "group", g.task, s.attempt, s.reward,'
         " s.prompt_tokens, s.response_tokens, s.total_tokens, s.min_version, s.sequences,"
         f" (SELECT b.reward FROM samples b WHERE b.number = s.number >> {MEMBER_BITS} << {MEMBER_BITS}"
-        " AND b.state = 'baseline')"
+        " AND b.state = 'baseline'), s.turn_rewards, s.turn_states"
         f" FROM samples s CROSS JOIN groups g ON g.number = s.number >> {MEMBER_BITS} WHERE s.step = ?"
         " ORDER BY s.number",
         step,

@@ -228,7 +228,7 @@ SAMPLES = f"accounts s JOIN groups g ON g.number = s.number >> {MEMBER_BITS}"
 """See :meth:`LedgerReader.prepare_accounts`."""
 _ACCOUNTS = (
     "number", "id", "group_number", "group_id", "member", "attempt", "state", "reason", "reward", "turn_rewards",
-    "dispatched", "step", "advantage", "metrics", "text_segment", "text_position", "text_length",
+    "turn_states", "dispatched", "step", "advantage", "metrics", "text_segment", "text_position", "text_length",
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ CREATE TABLE IF NOT EXISTS samples (
     reason TEXT NOT NULL DEFAULT '',
     reward REAL,
     turn_rewards TEXT,                      -- JSON list, one number for each turn by branch; the sum is the reward, except for rounding
+    turn_states TEXT,                       -- JSON list, a digest for each turn by branch, empty if unknown; NULL: no turn has one
     completions TEXT,                       -- JSON list of numbers; this and the next seven: see rljob.ledger.sample_progress
     prompt_tokens INTEGER,                  -- of the first turn
     response_tokens INTEGER,                -- written by the model, over all turns

@@ -171,6 +171,7 @@ class LedgerWriter(Store):
         metrics: Mapping[str, float],
         text: str,
         branch: str = "",
+        turn_states: Sequence[str] = (),
     ) -> None:
         """Record the reward of a sample, the metrics of the reward and the response. It ends a sample of an evaluation.
 
@@ -182,11 +183,13 @@ class LedgerWriter(Store):
             metrics: metrics of the reward.
             text: the last response.
             branch: the branch of ``text``.
+            turn_states: one for each turn; none: no turn has one.
         """
         state = State.SCORED if kind is Kind.TRAIN else State.EVALUATED
         number = sample_number(sample)
         progress = self.progress.pop(number, None) or SampleProgress()
-        row = (reward, _json(turn_rewards), _json(metrics), *progress.row, None)
+        states = _json(turn_states) if turn_states else None
+        row = (reward, _json(turn_rewards), states, _json(metrics), *progress.row, None)
         self.record_text(encode_text(TextRecord(sample, text, branch)), _SCORED[state], row, (number,))
         if state is State.EVALUATED:
             self.execute(_CLOSE, number >> MEMBER_BITS)
@@ -340,7 +343,17 @@ def _transition(state: State, *columns: str, where: str = "number = ?") -> str:
 
 _COMPLETION = f"INSERT INTO completions VALUES (?{',?' * 14})"
 _ANSWER = f"INSERT INTO answers VALUES (?{',?' * 10})"
-_SCORE = ("reward", "turn_rewards", "metrics", *COLUMNS, "dispatched", "text_segment", "text_position", "text_length")
+_SCORE = (
+    "reward",
+    "turn_rewards",
+    "turn_states",
+    "metrics",
+    *COLUMNS,
+    "dispatched",
+    "text_segment",
+    "text_position",
+    "text_length",
+)
 _SCORED = {state: _transition(state, *_SCORE) for state in (State.SCORED, State.EVALUATED)}
 _GENERATED = f"UPDATE samples SET {', '.join(f'{column} = ?' for column in COLUMNS)} WHERE number = ?"
 _CLOSE = (

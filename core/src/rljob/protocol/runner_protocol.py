@@ -77,6 +77,7 @@ class TrajectoryScored(Message):
     turn_rewards: list[float] = []  # of the first turns by branch; the last turn gets the rest of ``reward``
     lease: int = 0  # of the LeaseTrajectory
     branch: str = ""  # that was scored; see rljob.protocol.branches
+    states: list[str] = []  # of each turn by branch: state_digest before it, or empty; empty: no turn has one
 
 
 class TrajectoryFailed(Message):

@@ -14,9 +14,10 @@ async def environment(context: Context) -> Score:
 
     The reward of a step is credited to the turn that made it. The episode ends when the environment ends it, after
     `environment.maxTurns` answers, or when an observation leaves no room for an answer (`environment.onContextLimit`).
+    The state before a turn is the observation that it answers.
     """
     episode = context.episode
-    await episode.reset()
+    context.state((await episode.reset()).observation)
     tokens, means = context.prompt.token_ids, defaultdict[str, list[float]](list)
     turns, limit = 0, ""
     while True:
@@ -37,6 +38,7 @@ async def environment(context: Context) -> Score:
             limit = "context"
             break
         tokens += answer.token_ids + observation
+        context.state(found.observation)
     if limit == "context" and episode.limits.on_context_limit == "fail":
         raise TrajectoryError(
             f"after turn {turns} an observation leaves no room for an answer; raise maxModelLength, or set "
