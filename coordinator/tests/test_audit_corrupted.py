@@ -264,6 +264,11 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a trained sample moved to another batch": (BATCHES, sql(f"UPDATE samples SET step = 4 WHERE id = {TRAINED}")),
     "a trained sample has no batch": (BATCHES, sql(f"UPDATE samples SET step = NULL WHERE id = {TRAINED}")),
     "a filtered sample has a batch": (BATCHES, sql(f"UPDATE samples SET step = 5 WHERE id = {FILTERED}")),
+    "a sample has log-probabilities of a model that the job does not have": (
+        REWARDS, sql("INSERT INTO model_logprobs SELECT number, 'teacher', 'x', 1, 0, 1 FROM samples WHERE step = 5"
+                     " LIMIT 1"),
+        "not the log-probabilities of the models",
+    ),
     "a trained sample has states of two turns too many": (
         REWARDS, sql(f"UPDATE samples SET turn_states = '[\"\",\"\",\"\",\"\",\"\"]' WHERE id = {TRAINED}"),
         "its number of states differs",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from array import array
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from unittest import mock
@@ -196,9 +197,9 @@ def test_a_slow_engine_does_not_hold_questions_that_another_can_answer() -> None
     [
         (
             says(400, b'{"message": "too\n long"}'),
-            'refused the question of the loop (HTTP 400: {"message": "too long"})',
+            'refused a question (HTTP 400: {"message": "too long"})',
         ),
-        (says(401), "refused the question of the loop (HTTP 401: no)"),
+        (says(401), "refused a question (HTTP 401: no)"),
         (says(200, b"{}"), "answered something else than a completion"),
         (says(200, b'{"choices": []}'), "answered something else than a completion"),
         (says(200, b"\xff" * 9), "answered something else than a completion"),
@@ -224,7 +225,7 @@ def test_a_question_that_an_engine_refuses_fails_at_once(engine: Engine, message
 def test_a_question_on_which_engines_fail_three_times_fails_its_sample(engine: Engine, message: str) -> None:
     session = engines(engine, engine)
     sentence, _ = run(session, failing(warm))
-    assert sentence == f"pool teacher failed 3 times on one question of the loop: {message}"
+    assert sentence == f"pool teacher failed 3 times on one question: {message}"
     assert len(session.sent) == 3 and len(set(session.hosts)) == 2, "not twice in a row at the same engine"
 
 
@@ -307,3 +308,40 @@ def test_a_cancelled_question_leaves_room_for_the_next() -> None:
         return await client.answer(CHAT, 1, None)
 
     assert run(session, cancelled, "http://10.0.0.1:1", maxConcurrency=1)[0] == ("chat", "stop")
+
+
+def scored(*logprobs: float | None, tokens: Sequence[int] = (5, 6, 7)) -> bytes:
+    """Return a reply of vLLM with the log-probabilities of a prompt."""
+    known = [
+        None if logprob is None else {str(token): {"logprob": logprob, "rank": 1, "decoded_token": "x"}}
+        for token, logprob in zip(tokens, logprobs, strict=True)
+    ]
+    return json.dumps({"choices": [{"text": "y", "finish_reason": "length", "prompt_logprobs": known}]}).encode()
+
+
+TOKENS = array("i", [5, 6, 7]).tobytes()
+
+
+def test_an_engine_gives_the_log_probabilities_of_tokens() -> None:
+    session = engines(says(200, scored(None, -1.5, -0.25)))
+    assert run(session, lambda client: client.logprobs(TOKENS))[0] == [0.0, -1.5, -0.25]
+    assert session.sent[0][1:] == (
+        "/v1/completions",
+        {"model": "teacher", "prompt": [5, 6, 7], "max_tokens": 1, "prompt_logprobs": 0, "temperature": 0.0}
+        | {"stream": False},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reply", "sentence"),
+    [
+        (b"{}", "answered something else than log-probabilities"),
+        (reply(text="y"), "answered no log-probabilities of the 3 tokens"),
+        (scored(None, -1.0, tokens=(5, 6)), "answered no log-probabilities of the 3 tokens"),
+        (scored(None, -1.0, -1.0, tokens=(5, 6, 8)), "answered no finite log-probability of token 7"),
+        (scored(None, None, -1.0), "answered no finite log-probability of token 6"),
+    ],
+)
+def test_other_replies_fail_the_sample(reply: bytes, sentence: str) -> None:
+    with pytest.raises(TrajectoryError, match=f"pool teacher {sentence}"):
+        run(engines(says(200, reply)), lambda client: client.logprobs(TOKENS))

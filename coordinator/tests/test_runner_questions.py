@@ -84,21 +84,31 @@ class Teacher:
             raise
         return text, "stop"
 
+    async def logprobs(self, token_ids: bytes) -> list[float]:
+        """Return minus the position and a hundredth of the length."""
+        return [-float(i) - len(token_ids) / 400 for i in range(len(token_ids) // 4)]
+
 
 class Play:
     """Runs a loop with a coordinator that generates, and stores answers of pools unless ``store`` is False."""
 
     def __init__(
-        self, loop: Loop, teacher: Teacher | None = None, answers: list[PoolAnswer] | None = None, attempt: int = 0
+        self,
+        loop: Loop,
+        teacher: Teacher | None = None,
+        answers: list[PoolAnswer] | None = None,
+        attempt: int = 0,
+        roles: dict[str, str] | None = None,
+        split: str = "train",
     ) -> None:
         self.sent: list[Any] = []
         self.teacher = teacher or Teacher()
         self.answers: list[PoolAnswer] = []
         self.contexts: list[str] = []
         self.store = True
-        pools = PoolRuntime({"teacher": self.teacher}, ["main"], 3)
+        pools = PoolRuntime({"teacher": self.teacher}, ["main"], 3, roles or {})
         runtime = TaskRuntime(TASK, loop, Reward(), 100, 1.0, 600.0, pools=pools)  # type: ignore[arg-type]
-        lease = LeaseTrajectory("g0.0", "sums", 0, "train", [], attempt, 5, answers or [])
+        lease = LeaseTrajectory("g0.0", "sums", 0, split, [], attempt, 5, answers or [])
         self.trajectory = LeasedTrajectory(lease, runtime, Prompts(), Letters(), self.send)  # type: ignore[arg-type]
 
     def send(self, message: Any) -> None:
@@ -307,3 +317,38 @@ async def test_the_answers_of_one_sample_have_a_limit(monkeypatch: pytest.Monkey
     monkeypatch.setattr(leased_questions, "MOST_BYTES", 3)
     result = await Play(asks_all_at_once).run()
     assert isinstance(result, TrajectoryFailed) and "have more than 3 characters" in result.reason
+
+
+async def forks(context: Context) -> Score:
+    """Ask for "<0>", then continue it in two branches and write "<1>" in each, one of them after an observation."""
+    first = await context.generate(context.prompt.token_ids)
+    tokens = context.prompt.token_ids + first.token_ids
+    branch = context.branch()
+    await context.generate(tokens + context.encode("x"))
+    last = await branch.generate(tokens + context.encode("yz"))
+    return await branch.score("", last.finish)
+
+
+async def test_a_finished_sample_has_the_log_probabilities_of_pools_at_the_tokens_of_the_model() -> None:
+    result = await Play(forks, roles={"teacher": "teacher", "reference": "teacher"}).run()
+    assert isinstance(result, TrajectoryScored)
+    first = [-position - 0.10 for position in (3, 4, 5)] + [-position - 0.10 for position in (7, 8, 9)]
+    second = [-position - 0.11 for position in (8, 9, 10)]  # its first turn is in the loss of the first sequence
+    found = array("f", result.logprobs["teacher"])
+    assert list(found) == pytest.approx(first + second) and result.logprobs["reference"] == found.tobytes()
+
+
+async def test_samples_of_evaluations_have_none() -> None:
+    result = await Play(forks, roles={"teacher": "teacher"}, split="heldOut").run()
+    assert isinstance(result, TrajectoryScored) and result.logprobs == {}
+
+
+async def test_a_pool_that_gives_no_log_probabilities_fails_the_sample() -> None:
+    play = Play(forks, roles={"teacher": "teacher"})
+
+    async def refuse(token_ids: bytes) -> list[float]:
+        raise TrajectoryError("pool teacher refused a question (HTTP 400: no)")
+
+    play.teacher.logprobs = refuse  # type: ignore[method-assign]
+    result = await play.run()
+    assert isinstance(result, TrajectoryFailed) and result.reason == "pool teacher refused a question (HTTP 400: no)"

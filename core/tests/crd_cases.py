@@ -59,6 +59,7 @@ def _jsonl(*fields: str) -> str:
 _TWO_PROCESSES = ("spec.trainer.processesPerNode=2",)
 _NEEDS_MEGATRON, _NOT_MEGATRON = "needs backend megatron; set it", "is not supported by backend megatron; remove it"
 _TWO_MODELS = WITH_TEACHER[0]
+_POOL = (_TWO_MODELS, "spec.rollouts=[{name: a}, {name: b, model: big, maxModelLength: 100000}]")
 _EXACT = "spec.rewards[0].builtin=exact_match"
 _ACTING = (
     "spec.environments=[{name: lake, builtin: frozen_lake}]",
@@ -132,6 +133,8 @@ GOOD = [
         ),
         "",
     ),
+    Case("a teacher in a pool", (*_POOL, "spec.algorithm={preset: distillation, teacherPool: b}"), ""),
+    Case("a reference in a pool", (*_POOL, "spec.algorithm={klCoefficient: 0.1, referencePool: b}"), ""),
     Case(
         "dedicated evaluation",
         ("spec.evaluation={engines: dedicated}", "spec.rollouts=[{name: a}, {name: b, purpose: evaluation}]"),
@@ -728,6 +731,39 @@ FIELDS = [
         "training.samplesPerPrompt: 1 makes every advantage of algorithm.advantage rloo 0",
         "1 makes every advantage 0 with this algorithm",
         "CEL messages contain no values",
+    ),
+    Case(
+        "a teacher in the trainer and in a pool",
+        (*_POOL, "spec.algorithm={teacherModel: big, teacherPool: b}"),
+        "teacherModel names another teacher; remove one of them",
+    ),
+    Case(
+        "a teacher in a pool at another temperature",
+        (*_POOL, "spec.algorithm={teacherPool: b}", "spec.tasks[0].sampling={temperature: 0.5}"),
+        "compute log-probabilities at temperature 1",
+        "compute log-probabilities at temperature 1",
+        "CEL messages contain no values",
+    ),
+    Case(
+        "a teacher in a pool of the policy",
+        ("spec.algorithm={teacherPool: main}",),
+        "algorithm.teacherPool: 'main' is no pool with a model of its own; there is none; name an entry of rollouts",
+        "",
+        MANY,
+    ),
+    Case(
+        "a teacher in a pool of short sequences",
+        (*_POOL, "spec.algorithm={teacherPool: b}", "spec.rollouts[1].maxModelLength=64"),
+        "algorithm.teacherPool: maxModelLength of pool b, 64, is not above that of the policy",
+        "",
+        MANY,
+    ),
+    Case(
+        "a reference in a pool without a coefficient",
+        (*_POOL, "spec.algorithm={referencePool: b}"),
+        "algorithm.referencePool: has no effect without klCoefficient; set it, or remove referencePool",
+        "",
+        MANY,
     ),
     Case(
         "gigpo without an environment",

@@ -26,7 +26,7 @@ WITH_TEACHER = (
 
 
 def entries_of(preset: str) -> tuple[str, ...]:
-    """Return the entries, as for --set, that choose a preset, with the teacher or the loop that it may need, without the
+    """Return the entries, as for --set, that choose a preset, with the teacher or loop that it may need, without the
     warm-up of a critic, which must be shorter than training."""
     needs_teacher = PRESETS[preset]["advantage"] == "zero"
     warm = ("spec.algorithm.criticWarmupSteps=0",) if "critic_warmup_steps" in PRESETS[preset] else ()

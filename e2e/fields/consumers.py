@@ -632,7 +632,8 @@ def _batch(step: int) -> tuple[Train, dict[int, Row]]:
         )
         rewards = np.zeros(len(ids))
         rewards[-1] = samples[-1].reward
-        rows[i] = Row(ids, logprobs, mask, rewards)
+        of_model = np.where(mask, -4.0, 0).astype(np.float32)
+        rows[i] = Row(ids, logprobs, mask, rewards, models={"reference": of_model, "teacher": of_model})
     return Train(incarnation=1, step=step, samples=samples, check_initial_logprobs=False), rows
 
 

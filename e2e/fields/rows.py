@@ -100,6 +100,7 @@ LAKE_LISTED = given(
     environments=[{"name": "lake", "builtin": "frozen_lake", "egress": {"policy": "Listed"}}],
 )
 LISTED = given(rewards=[{"name": "exact", "builtin": "reasoning_gym", "egress": {"policy": "Listed"}}])
+TWO_POOLS = [{"name": "main"}, {"name": "big", "model": "other", "maxModelLength": 100_000}]
 TWO_MODELS = [{"name": "policy", "source": "job://model"}, {"name": "other", "source": "job://other-model"}]
 SPARE = given(rewards=[{"name": "spare", "builtin": "reasoning_gym"}, {"name": "exact", "builtin": "reasoning_gym"}])
 
@@ -200,6 +201,10 @@ ROWS: dict[str, Outcome] = {
         c.trained, "other", given(algorithm={"klCoefficient": 3}), given(models=TWO_MODELS)
     ),
     "spec.algorithm.teacherModel": Shows(c.trained, "other", also=given(models=TWO_MODELS)),
+    "spec.algorithm.referencePool": Shows(
+        c.trained, "big", given(algorithm={"klCoefficient": 3}), also=given(models=TWO_MODELS, rollouts=TWO_POOLS)
+    ),
+    "spec.algorithm.teacherPool": Shows(c.trained, "big", also=given(models=TWO_MODELS, rollouts=TWO_POOLS)),
     "spec.algorithm.teacherCoefficient": Shows(
         c.trained, 3, given(models=TWO_MODELS, algorithm={"teacherModel": "other"})
     ),

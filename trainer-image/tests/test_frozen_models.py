@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -51,7 +52,10 @@ def made(job, model_directory, tmp_path):
 
     def make(algorithm: dict[str, Any], **spec: Any) -> RLJob:
         named = {"other"} & {algorithm.get("referenceModel"), algorithm.get("teacherModel")}
-        return job(algorithm=algorithm, models=models if named else models[:1], **spec)
+        pools = {algorithm.get("referencePool"), algorithm.get("teacherPool")} - {None}
+        if pools:
+            spec["rollouts"] = [{"name": "main", "maxModelLength": 512}, {"name": "big", "model": "other"}]
+        return job(algorithm=algorithm, models=models if named or pools else models[:1], **spec)
 
     return make
 
@@ -171,6 +175,38 @@ def test_a_step_gives_the_gradient_of_plain_torch(world, made, batch, case, budg
         mean = float((torch.cat(old) - torch.cat(other)).mean())
         assert result.metrics[f"{role}_kl_k1"] == pytest.approx(mean, abs=1e-5)
     assert result.metrics[f"{role}_kl_k3"] > 0.01 and result.metrics["seconds_frozen"] > 0
+
+
+@pytest.mark.parametrize("budget", [10_000, 20])
+@pytest.mark.parametrize("case", ["k3 in the loss", "k1 in the reward", "a teacher", "a teacher and rewards"])
+def test_log_probabilities_of_a_pool_have_the_effect_of_the_same_model_in_the_trainer(world, made, batch, case, budget):
+    def trained(fields: dict[str, Any], shard: list[SampleTokens]) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+        job = made(fields, trainer={"optimizer": OPTIMIZER})
+        backend = FsdpBackend(Path(job.spec.models[0].source), job.spec.trainer, world)
+        frozen = load(job, backend)
+        assert bool(frozen) == (fields == CASES[case])
+        metrics = apply(world, backend, job.spec.algorithm, train, shard, budget, frozen=frozen).metrics
+        return {name: tensor.clone() for name, tensor in backend.named_tensors()}, metrics
+
+    train, shard = batch()
+    _, _, other = plain_gradients(made(CASES[case], trainer={"optimizer": OPTIMIZER}), train, shard)
+    role = "teacher" if "teacherModel" in CASES[case] else "reference"
+    of_pool = [
+        msgspec.structs.replace(tokens, models={role: each.numpy().astype("<f4").tobytes()})
+        for tokens, each in zip(shard, other, strict=True)
+    ]
+    fields = {name: value for name, value in CASES[case].items() if name != f"{role}Model"} | {f"{role}Pool": "big"}
+    expected, metrics = trained(CASES[case], shard)
+    found, of_found = trained(fields, of_pool)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=2e-6)
+    for name in (f"{role}_kl_k1", f"{role}_kl_k3", "loss"):
+        assert of_found[name] == pytest.approx(metrics[name], abs=1e-5)
+    with pytest.raises(UnrecoverableError, match=f"sample g0.0 has no log-probabilities of the {role}"):
+        trained(fields, shard)
+    short = msgspec.structs.replace(of_pool[0], models={role: of_pool[0].models[role][4:]})
+    with pytest.raises(UnrecoverableError, match="do not cover its response"):
+        trained(fields, [short, *of_pool[1:]])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

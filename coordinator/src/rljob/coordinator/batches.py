@@ -7,12 +7,12 @@ from threading import Lock
 import msgspec
 import zstandard
 
-from rljob.ledger.payload_record import INT32, PayloadRecord, decode_record
+from rljob.ledger.payload_record import INT32, PayloadRecord, decode_logprobs, decode_record
 from rljob.ledger.queries import StoredSample, stored_samples_of_batch
 from rljob.ledger.store import Store
-from rljob.protocol import branches
 from rljob.protocol.batch_samples import SampleTokens, Segment
-from rljob.protocol.branches import TurnKey, last_turns, order
+from rljob.protocol.branches import TurnKey, order
+from rljob.protocol.model_logprobs import sequences_of
 from rljob.protocol.shards import decode_selection
 from rljob.protocol.shared_messages import VersionSpan
 
@@ -50,9 +50,11 @@ class BatchShards:
             raise LookupError(f"there is no batch {step}")
         read = self._store.segments.read
         samples = []
-        for turn_rewards, locations in (stored[i] for i in decode_selection(selection, len(stored))):
+        for turn_rewards, locations, logprobs in (stored[i] for i in decode_selection(selection, len(stored))):
             records = [decode_record(read(location)) for location in locations]
-            samples.append(assemble(records, _rewards_decoder.decode(turn_rewards)))
+            sample = assemble(records, _rewards_decoder.decode(turn_rewards))
+            sample.models = {role: decode_logprobs(read(location)).logprobs for role, location in logprobs.items()}
+            samples.append(sample)
         return zstandard.ZstdCompressor(level=COMPRESSION).compress(_encoder.encode(samples))
 
     def _stored(self, step: int) -> list[StoredSample]:
@@ -83,13 +85,10 @@ def of_records(records: list[PayloadRecord], turn_rewards: list[float]) -> Sampl
     for record in records:
         turns.setdefault((record.turn, record.branch), []).append(record)
     rewards = dict(zip(sorted(turns, key=order), turn_rewards, strict=True))
-    last: dict[str, int] = {}
-    for turn, branch in turns:
-        last[branch] = max(turn, last.get(branch, 0))
     sample = _Sequences()
-    for end in last_turns((turn, branch) for branch, turn in last.items()):
-        for key in branches.path(end):
-            sample.add(key, turns[key], rewards[key])
+    for keys in sequences_of(turns):
+        for key, is_new in keys:
+            sample.add(key, turns[key], rewards[key], again=not is_new)
         sample.end_sequence()
     tokens = SampleTokens(
         records[0].sample,
@@ -128,12 +127,9 @@ class _Sequences:
         self.spans: list[VersionSpan] = []
         self.ends: list[int] = []
         self.length = 0
-        self._known: set[TurnKey] = set()
 
-    def add(self, key: TurnKey, records: list[PayloadRecord], reward: float) -> None:
-        """Append a turn to the sequence."""
-        again = key in self._known
-        self._known.add(key)
+    def add(self, key: TurnKey, records: list[PayloadRecord], reward: float, again: bool) -> None:
+        """Append a turn to the sequence; ``again``: an earlier sequence has it."""
         for number, record in enumerate(records):
             begin = self.length + len(record.given) // INT32
             end = begin + len(record.token_ids) // INT32

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rljob.api.algorithm_presets import model_pools
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.run import Run
+from rljob.ledger.states import Kind
 from rljob.protocol import runner_protocol as m
+from rljob.protocol.model_logprobs import check_logprobs
 from rljob.protocol.score_messages import credit_turns
 from rljob.protocol.turn_states import check_states
 
@@ -81,6 +84,8 @@ class RunnerMessages:
             try:
                 trajectory.check_turns(message.turns)
                 check_states(message.states, message.turns)
+                if trajectory.kind is Kind.TRAIN:
+                    check_logprobs(message.logprobs, model_pools(run.spec.algorithm), trajectory.written)
                 turn_rewards = credit_turns(message.turns, message.reward, message.turn_rewards)
             except ValueError as error:
                 run.outcomes.failed(trajectory, str(error), "protocol")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from rljob.api.text_escape import escape_line, short_line
 from rljob.coordinator.trajectory import Trajectory
-from rljob.ledger.payload_record import INT32
 from rljob.ledger.states import Kind, State
 from rljob.protocol import runner_protocol as m
 from rljob.scheduling.groups import Cause, Group
@@ -35,8 +34,10 @@ class SampleOutcomes:
         """Record the reward of a sample as its runner sent it, and the rewards of its turns."""
         run, sample, reward = self._run, trajectory.sample, message.reward
         if trajectory.kind is Kind.TRAIN and not sample.greedy:
-            run.lengths.score(sum([len(turn.token_ids) for turn in trajectory.turns.values()]) // INT32)
+            run.lengths.score(trajectory.written)
         run.trajectories.done(sample.id)
+        for role, logprobs in message.logprobs.items():
+            run.ledger.record_logprobs(sample.id, role, logprobs)
         run.ledger.record_score(
             sample.id,
             trajectory.kind,

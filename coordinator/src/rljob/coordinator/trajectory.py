@@ -159,6 +159,11 @@ class Trajectory(msgspec.Struct, eq=False):
         branch = self.branches.get(request.key[3])
         return branch if branch is not None and branch.request is request else None
 
+    @property
+    def written(self) -> int:
+        """Number of tokens that the model has written."""
+        return sum(len(turn.token_ids) for turn in self.turns.values()) // INT32
+
     def check_turns(self, turns: int) -> None:
         """Check that the loop used ``turns`` turns: all recorded turns, and all of them finished.
 

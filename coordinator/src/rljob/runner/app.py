@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 
+from rljob.api.algorithm_presets import model_pools
 from rljob.api.tasks import Task
 from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.health_probe import record_ready
@@ -158,7 +159,7 @@ def _task_runtimes(
             spec.failure_policy.stall_seconds,
             _environment_runtime(prepared, task, environments),
             _agent_runtime(prepared, task, endpoint),
-            PoolRuntime(pools, of_policy, spec.seed),
+            PoolRuntime(pools, of_policy, spec.seed, model_pools(spec.algorithm)),
         )
         for task in spec.tasks
     }

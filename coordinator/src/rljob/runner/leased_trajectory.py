@@ -29,6 +29,7 @@ from rljob.runner.error_text import described_error, text_of
 from rljob.runner.leased_episode import EnvironmentRuntime, LeasedEpisode
 from rljob.runner.loops import Loop
 from rljob.runner.pools.leased_questions import NO_POOLS, LeasedQuestions, PoolRuntime
+from rljob.runner.pools.sample_logprobs import sample_logprobs
 from rljob.runner.prompts import Prompt, PromptSource
 from rljob.runner.reward_routing import SampleScorer
 from rljob.runner.trajectory_result import scored_message
@@ -257,6 +258,9 @@ class LeasedTrajectory:
                 self._agent = LeasedAgent(self.runtime.agent, lease, context, self._set_prompt, pools)
             self._arm()
             result = self._scored(context, await self.runtime.loop(context))
+            if self.runtime.pools.roles and lease.split == "train":
+                with self.in_call():
+                    result.logprobs = await sample_logprobs(self._turns, self.runtime.pools)
         except TrajectoryError as error:
             self._fail(text_of(error))
         except asyncio.CancelledError:

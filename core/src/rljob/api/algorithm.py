@@ -114,10 +114,16 @@ class Algorithm(Model):
     reference_model: Name | None = None
     """Entry of `models` from which the KL divergence is measured. It is kept in the trainer and never changes.
     Default: policy, the weights that the run began with."""
+    reference_pool: Name | None = None
+    """Entry of `rollouts` with a model of its own, from which the KL divergence is measured instead of
+    `referenceModel`: its engines compute the log-probabilities of each sample when it is scored. Default: none."""
     teacher_model: Name | None = None
     """Entry of `models` with the tokens of the policy, from which it learns: teacherCoefficient·(log-probability of
     the teacher − that of the policy before the batch) is added to the advantage of each token (on-policy
     distillation). It is kept in the trainer and never changes. All samples are then computed. Default: none."""
+    teacher_pool: Name | None = None
+    """Entry of `rollouts` with a model of its own, from which the policy learns instead of from `teacherModel`: its
+    engines compute the log-probabilities of each sample when it is scored. Default: none."""
     teacher_coefficient: Annotated[float, Field(gt=0, le=100)] | None = None
     """Weight of the teacher beside the rewards. Default: 1."""
     discount: Annotated[float, Field(gt=0, le=1)] | None = None

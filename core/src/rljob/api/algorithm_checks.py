@@ -18,7 +18,9 @@ from rljob.api.algorithm_presets import (
     ZERO_FOR_ONE_SAMPLE,
     chosen,
     frozen_models,
+    has_teacher,
     is_read,
+    model_pools,
     penalizes_rewards,
     uses_critic,
 )
@@ -61,6 +63,7 @@ def algorithm_problems(spec: RLJobSpec) -> Iterator[str]:
         )
     yield from _mismatch(algorithm)
     yield from _frozen(spec)
+    yield from _pools(spec)
     yield from _critic(spec)
     yield from _teacher(algorithm)
     yield from _kl(algorithm)
@@ -124,6 +127,36 @@ def _frozen(spec: RLJobSpec) -> Iterator[str]:
         )
 
 
+def _pools(spec: RLJobSpec) -> Iterator[str]:
+    """Yield the problems of the frozen pools that compute log-probabilities."""
+    algorithm, pools = spec.algorithm, {pool.name: pool for pool in spec.frozen_pools}
+    longest = max((pool.max_model_length for pool in spec.policy_pools), default=0)
+    for role, name in model_pools(algorithm).items():
+        field = f"algorithm.{role}Pool"
+        if getattr(algorithm, f"{role}_model") is not None:
+            yield f"{field}: {role}Model names another {role}; remove one of them"
+        if name not in pools:
+            known = f"there are {', '.join(pools)}" if pools else "there is none"
+            yield (
+                f"{field}: {name!r} is no pool with a model of its own; {known}; name an entry of rollouts whose model "
+                "is not policy"
+            )
+            continue
+        if pools[name].engine != "vllm":
+            yield f"{field}: engines of pool {name} compute no log-probabilities of given tokens; set engine vllm"
+        if pools[name].max_model_length <= longest:
+            yield (
+                f"{field}: maxModelLength of pool {name}, {pools[name].max_model_length}, is not above that of the "
+                f"policy, {longest}: it reads whole samples and writes a token; raise it"
+            )
+        for i, task in enumerate(spec.tasks):
+            if task.sampling.temperature != 1:
+                yield (
+                    f"tasks[{i}].sampling.temperature: the engines of {role}Pool {name} compute log-probabilities at "
+                    f"temperature 1, not {task.sampling.temperature:g}; set 1, or {role}Model"
+                )
+
+
 def _critic(spec: RLJobSpec) -> Iterator[str]:
     algorithm, steps = spec.algorithm, spec.training.steps
     if not uses_critic(algorithm):
@@ -155,15 +188,15 @@ def _teacher(algorithm: Algorithm) -> Iterator[str]:
             "algorithm.teacherModel: policy cannot teach itself; name another model, or set klCoefficient to stay near "
             "the first weights"
         )
-    if algorithm.teacher_model is not None and objective in FOLLOWS_REWARDS:
+    if has_teacher(algorithm) and objective in FOLLOWS_REWARDS:
         yield (
             f"algorithm.objective: {objective} distinguishes samples by rewards, which a teacher does not change; "
             "set ppo_clip or another one"
         )
-    if algorithm.teacher_model is None and chosen(algorithm, "advantage") == "zero":
+    if not has_teacher(algorithm) and chosen(algorithm, "advantage") == "zero":
         yield (
             "algorithm.teacherModel: with advantage zero nothing is learned without a teacher; name one of models, or "
-            "set another advantage"
+            "a pool in teacherPool, or set another advantage"
         )
 
 

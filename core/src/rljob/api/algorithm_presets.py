@@ -94,6 +94,7 @@ CONDITIONS = {
     "kl_in": "kl_coefficient",
     "kl_estimator": "kl_coefficient",
     "reference_model": "kl_coefficient",
+    "reference_pool": "kl_coefficient",
     "teacher_coefficient": "teacher_model",
     "critic_warmup_steps": "critic_model",
     "value_lambda": "critic_model",
@@ -133,7 +134,7 @@ def chosen(algorithm: Algorithm, field: str) -> Any:
     if field == "kl_estimator":
         return KL_DEFAULTS[chosen(algorithm, "kl_in")]
     if field == "reference_model":
-        return None if algorithm.kl_coefficient is None else POLICY
+        return None if algorithm.kl_coefficient is None or algorithm.reference_pool is not None else POLICY
     if field == "critic_model":
         return POLICY if chosen(algorithm, "advantage") in NEEDS_VALUES else None
     if field == "value_lambda":
@@ -152,8 +153,10 @@ def _has_fixed_lambda(algorithm: Algorithm) -> bool:
 
 def is_read(algorithm: Algorithm, field: str) -> bool:
     """Return whether a chosen function reads ``field``."""
-    if field == "reference_model" and own_functions(algorithm):
+    if field in ("reference_model", "reference_pool") and own_functions(algorithm):
         return True
+    if field == "teacher_coefficient":
+        return has_teacher(algorithm)
     if field in CONDITIONS:
         return chosen(algorithm, CONDITIONS[field]) is not None
     if field not in READERS:
@@ -191,7 +194,7 @@ def needs_old(algorithm: Algorithm) -> bool:
 def needs_old_first(algorithm: Algorithm) -> bool:
     """Return whether the log-probabilities before the batch are needed before the advantages: by a KL term in the
     reward, or a teacher."""
-    return penalizes_rewards(algorithm) or algorithm.teacher_model is not None
+    return penalizes_rewards(algorithm) or has_teacher(algorithm)
 
 
 def penalizes_rewards(algorithm: Algorithm) -> bool:
@@ -200,10 +203,22 @@ def penalizes_rewards(algorithm: Algorithm) -> bool:
 
 
 def frozen_models(algorithm: Algorithm) -> dict[str, str]:
-    """Return the roles of models that are not trained, each with the name of its entry in `models`: ``reference`` and
-    ``teacher``."""
+    """Return the roles of models that are not trained and run in the trainer, each with the name of its entry in
+    `models`: ``reference`` and ``teacher``."""
     roles = {"reference": chosen(algorithm, "reference_model"), "teacher": algorithm.teacher_model}
     return {role: name for role, name in roles.items() if name is not None}
+
+
+def model_pools(algorithm: Algorithm) -> dict[str, str]:
+    """Return the roles of models that run in frozen pools, each with the name of its entry in `rollouts`: ``reference``
+    and ``teacher``."""
+    roles = {"reference": algorithm.reference_pool, "teacher": algorithm.teacher_pool}
+    return {role: name for role, name in roles.items() if name is not None}
+
+
+def has_teacher(algorithm: Algorithm) -> bool:
+    """Return whether the policy learns from a teacher."""
+    return algorithm.teacher_model is not None or algorithm.teacher_pool is not None
 
 
 def uses_critic(algorithm: Algorithm) -> bool:
@@ -226,7 +241,7 @@ def stabilizers(algorithm: Algorithm) -> list[str]:
     :data:`STABILIZERS`, and those of a KL term in the reward and of a teacher."""
     found = [field for field in STABILIZERS if getattr(algorithm, field) not in (None, False)]
     found += ["kl_coefficient"] if penalizes_rewards(algorithm) else []
-    return found + (["teacher_model"] if algorithm.teacher_model is not None else [])
+    return found + [field for field in ("teacher_model", "teacher_pool") if getattr(algorithm, field) is not None]
 
 
 def describe_needs(algorithm: Algorithm) -> Iterator[str]:
@@ -240,6 +255,8 @@ def describe_needs(algorithm: Algorithm) -> Iterator[str]:
         yield f"the algorithm needs the log-probabilities before the batch, {passes}"
     for role, name in frozen_models(algorithm).items():
         yield f"the algorithm needs the log-probabilities of the {role} model ({name}), one forward pass"
+    for role, name in model_pools(algorithm).items():
+        yield f"the algorithm needs the log-probabilities of the {role} model of pool {name}, which runners ask for"
     if uses_critic(algorithm):
         yield (
             f"the algorithm needs the values of a critic, which starts from the model {algorithm.critic_model} and is "
@@ -261,6 +278,7 @@ def describe_needs(algorithm: Algorithm) -> Iterator[str]:
         and not algorithm.entropy_coefficient
         and not algorithm.positive_coefficient
         and not frozen_models(algorithm)
+        and not model_pools(algorithm)
     ):
         yield "samples whose advantage is 0 are not computed"
     elif not own:

@@ -53,6 +53,20 @@ def algorithm_rules() -> Iterator[CelRule]:
         "a tasks[].loop of your own that calls context.state",
         ".algorithm.advantage",
     )
+    for role in ("reference", "teacher"):
+        yield CelRule(
+            "spec.algorithm",
+            f"!has(self.{role}Pool) || !has(self.{role}Model)",
+            f"{role}Model names another {role}; remove one of them",
+            f".{role}Pool",
+        )
+        yield CelRule(
+            "spec",
+            f"!has(self.algorithm.{role}Pool) || self.tasks.all(task, !has(task.sampling) || "
+            "!has(task.sampling.temperature) || task.sampling.temperature == 1.0)",
+            f"the engines of {role}Pool compute log-probabilities at temperature 1; set 1, or {role}Model",
+            ".tasks",
+        )
     uncorrected = _chosen("correction", {name: fields["correction"] for name, fields in PRESETS.items()})
     behavior = _chosen("ratio", {name: fields["ratio"] for name, fields in PRESETS.items()})
     yield CelRule(

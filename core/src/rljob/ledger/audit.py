@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from rljob.api.algorithm_presets import needs_greedy, stabilizers
+from rljob.api.algorithm_presets import model_pools, needs_greedy, stabilizers
 from rljob.api.models import RLJobSpec
 from rljob.ledger.audit_cross_checks import RunFiles, examine_run_files, read_run_files
 from rljob.ledger.audit_decisions import DECISIONS
@@ -135,6 +135,7 @@ def prepare(ledger: LedgerReader, spec: RLJobSpec) -> dict[str, Any]:
         "filters": json.dumps({task.name: task.group_filter.model_dump(by_alias=True) for task in spec.tasks}),
         "advantage": " with ".join([str(spec.algorithm.advantage), *stabilizers(spec.algorithm)]),
         "tasks": json.dumps([task.name for task in spec.tasks]),
+        "roles": json.dumps(sorted(model_pools(spec.algorithm)), separators=(",", ":")),
         "evaluated": json.dumps(sorted(evaluated)),
         "answers": evaluation.samples_per_problem if evaluation is not None else 0,
         "pass_reward": evaluation.pass_reward if evaluation is not None else 0.0,

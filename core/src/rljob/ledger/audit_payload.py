@@ -12,7 +12,14 @@ from typing import TypeVar
 import msgspec
 
 from rljob.ledger.audit_report import Check, Findings
-from rljob.ledger.payload_record import INT32, PayloadRecord, decode_record, decode_text, payload_digest
+from rljob.ledger.payload_record import (
+    INT32,
+    PayloadRecord,
+    decode_logprobs,
+    decode_record,
+    decode_text,
+    payload_digest,
+)
 from rljob.ledger.queries import first_needed_segment
 from rljob.ledger.reader import LedgerReader
 from rljob.ledger.record_store import Location, PayloadError
@@ -29,6 +36,10 @@ SELECT c.number, c.sample_number, c.sample, c.turn, c.branch, c.attempt, c.finis
     s.attempt AS first_attempt, s.prompt_tokens, s.total_tokens, s.sequences, s.min_version, s.max_version,
     s.finish AS ended
 FROM completions c JOIN samples s ON s.number = c.sample_number ORDER BY c.sample_number, c.number
+"""
+
+LOGPROBS = """
+SELECT m.*, s.response_tokens FROM model_logprobs m JOIN samples s ON s.number = m.sample_number
 """
 
 
@@ -48,6 +59,7 @@ def examine_payload(ledger: LedgerReader) -> Check:
                 counted.append((row, record))
         for problem in _mismatches(counted):
             findings.add(problem, f"sample {sample_id(number)}")
+    _examine_logprobs(ledger, sizes, findings)
     return findings.check()
 
 
@@ -71,6 +83,27 @@ def examine_texts(ledger: LedgerReader) -> Check:
         if record.sample != sample:
             findings.add("its text is that of another sample", f"sample {sample}")
     return findings.check()
+
+
+def _examine_logprobs(ledger: LedgerReader, sizes: Mapping[int, int], findings: Findings) -> None:
+    """Check the log-probabilities of samples under models of frozen pools."""
+    for row in ledger.db.execute(LOGPROBS):
+        if row["segment"] not in sizes:
+            continue
+        findings.examined += 1
+        name = f"the {row['role']} of sample {sample_id(row['sample_number'])}"
+        try:
+            payload = ledger.payload.read(Location(row["segment"], row["position"], row["length"]))
+            record = decode_logprobs(payload)
+        except (PayloadError, msgspec.MsgspecError):
+            if row["segment"] in ledger.payload.segments():  # else it was unlinked meanwhile
+                findings.add("its log-probabilities are damaged, or not at the recorded position", name)
+            continue
+        own = (sample_id(row["sample_number"]), row["role"], INT32 * (row["response_tokens"] or 0))
+        if (record.sample, record.role, len(record.logprobs)) != own:
+            findings.add("its log-probabilities are those of another sample, model or number of tokens", name)
+        if payload_digest(payload) != row["digest"]:
+            findings.add("the digest of its log-probabilities differs from the ledger", name)
 
 
 def _examine_segments(ledger: LedgerReader, present: set[int], findings: Findings) -> None:

@@ -96,6 +96,12 @@ RESULTS = (
                 "its number of states differs from its number of turns",
             ),
             AuditRule(
+                "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.number = s.group_number"
+                " WHERE g.kind = 'train' AND s.reward IS NOT NULL AND (SELECT json_group_array(role) FROM (SELECT role"
+                " FROM model_logprobs m WHERE m.sample_number = s.number ORDER BY role)) != :roles",
+                "it has a reward, but not the log-probabilities of the models of frozen pools",
+            ),
+            AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE advantage IS NOT NULL AND (step IS NULL OR advantage"
                 " NOT BETWEEN -3.4028235677973366e38 AND 3.4028235677973366e38)",
                 "it has an advantage without a batch, or an advantage that is not finite",

@@ -27,6 +27,14 @@ class PayloadRecord(msgspec.Struct, array_like=True):
     branch: str = ""  # see rljob.protocol.branches
 
 
+class ModelLogprobs(msgspec.Struct, array_like=True):
+    """Log-probabilities of a sample under a model of a frozen pool, in a payload segment."""
+
+    sample: str
+    role: str  # reference | teacher
+    logprobs: bytes  # float32, of each token of its loss mask
+
+
 class TextRecord(msgspec.Struct, array_like=True):
     """The text of the last response of a sample with a reward, in the segments of texts; ``branch``: of the text."""
 
@@ -37,10 +45,11 @@ class TextRecord(msgspec.Struct, array_like=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(PayloadRecord)
+_logprobs_decoder = msgspec.msgpack.Decoder(ModelLogprobs)
 _text_decoder = msgspec.msgpack.Decoder(TextRecord)
 
 
-def encode_record(record: PayloadRecord) -> bytes:
+def encode_record(record: PayloadRecord | ModelLogprobs) -> bytes:
     """Return a record as the bytes of a segment."""
     return _encoder.encode(record)
 
@@ -52,6 +61,11 @@ def decode_record(payload: bytes) -> PayloadRecord:
         msgspec.MsgspecError: ``payload`` is not a record.
     """
     return _decoder.decode(payload)
+
+
+def decode_logprobs(payload: bytes) -> ModelLogprobs:
+    """Return the record that :func:`encode_record` encoded; msgspec.MsgspecError: ``payload`` is not such a record."""
+    return _logprobs_decoder.decode(payload)
 
 
 def encode_text(record: TextRecord) -> bytes:

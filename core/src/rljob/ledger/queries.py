@@ -285,6 +285,7 @@ class StoredSample(NamedTuple):
 
     turn_rewards: str  # JSON, one number for each turn; not decoded, as a rank needs few samples
     records: list[Location]
+    logprobs: dict[str, Location]  # role of a model of a frozen pool → its log-probabilities
 
 
 def stored_samples_of_batch(store: Store, step: int) -> list[StoredSample]:
@@ -300,8 +301,14 @@ def stored_samples_of_batch(store: Store, step: int) -> list[StoredSample]:
     found: dict[int, StoredSample] = {}
     for number, turn_rewards, segment, position, length in rows:
         if number not in found:
-            found[number] = StoredSample(turn_rewards, [])
+            found[number] = StoredSample(turn_rewards, [], {})
         found[number].records.append(Location(segment, position, length))
+    for number, role, *place in store.query(
+        "SELECT m.sample_number, m.role, m.segment, m.position, m.length FROM samples s"
+        " CROSS JOIN model_logprobs m ON m.sample_number = s.number WHERE s.step = ?",
+        step,
+    ):
+        found[number].logprobs[role] = Location(*place)
     return list(found.values())
 
 

@@ -104,6 +104,15 @@ CREATE TABLE IF NOT EXISTS answers (  -- of frozen pools to questions of loops, 
     ),
     PRIMARY KEY (sample_number, attempt, branch, question, number)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS model_logprobs (  -- of samples with a reward, from engines of frozen pools
+    sample_number INTEGER NOT NULL REFERENCES samples(number),
+    role TEXT NOT NULL,              -- reference | teacher
+    digest TEXT NOT NULL,            -- blake3 of the payload record
+    segment INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    length INTEGER NOT NULL,
+    PRIMARY KEY (sample_number, role)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS decisions (  -- of user-written filters, about groups that their other filters accept
     group_number INTEGER PRIMARY KEY REFERENCES groups(number),
     accepted INTEGER NOT NULL,       -- 1: the group may join a batch; 0: its samples ended with the decision

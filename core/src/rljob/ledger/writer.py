@@ -19,6 +19,7 @@ import msgspec
 from rljob.api.job_status import EvaluationResult
 from rljob.ledger.payload_record import (
     INT32,
+    ModelLogprobs,
     PayloadRecord,
     TextRecord,
     encode_record,
@@ -153,6 +154,18 @@ class LedgerWriter(Store):
         key = (sample_number(sample), attempt, answer.branch, answer.question, answer.number)
         row = (*key, answer.turn, answer.pool, answer.finish)
         self.record_text(encode_text(TextRecord(sample, answer.text)), _ANSWER, row)
+
+    def record_logprobs(self, sample: str, role: str, logprobs: bytes) -> None:
+        """Store the log-probabilities of a sample under a model of a frozen pool, in the payload.
+
+        Args:
+            sample: id of the sample.
+            role: reference | teacher.
+            logprobs: float32, of each token of its loss mask.
+        """
+        payload = encode_record(ModelLogprobs(sample, role, logprobs))
+        digest = record_digest(payload)
+        self.record(payload, digest, _LOGPROBS, sample_number(sample), role, digest.hex())
 
     def discard_generation(self, sample: str, attempt: int) -> None:
         """Discard the generated tokens of a sample, and the answers of frozen pools. Only completions from ``attempt``
@@ -342,6 +355,7 @@ def _transition(state: State, *columns: str, where: str = "number = ?") -> str:
 
 
 _COMPLETION = f"INSERT INTO completions VALUES (?{',?' * 14})"
+_LOGPROBS = "INSERT INTO model_logprobs VALUES (?,?,?,?,?,?)"
 _ANSWER = f"INSERT INTO answers VALUES (?{',?' * 10})"
 _SCORE = (
     "reward",

@@ -52,6 +52,7 @@ class SampleTokens(msgspec.Struct, array_like=True):
     segments: list[Segment]
     spans: list[VersionSpan]  # over all sequences
     ends: list[int] = []  # of each sequence; empty: there is one
+    models: dict[str, bytes] = {}  # role of a model of a frozen pool → float32 of each token of the loss mask
 
     @property
     def loss_mask(self) -> bytes:

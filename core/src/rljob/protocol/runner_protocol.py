@@ -78,6 +78,7 @@ class TrajectoryScored(Message):
     lease: int = 0  # of the LeaseTrajectory
     branch: str = ""  # that was scored; see rljob.protocol.branches
     states: list[str] = []  # of each turn by branch: state_digest before it, or empty; empty: no turn has one
+    logprobs: dict[str, bytes] = {}  # role of a model of a frozen pool → float32, as in SampleTokens.models
 
 
 class TrajectoryFailed(Message):

@@ -36,6 +36,8 @@ class Row:
     mask_L: NDArray[np.bool_]  # True at the model's tokens
     rewards_L: NDArray[np.float64]  # reward of each token
     turn_ends: tuple[int, ...] = ()  # position after each turn of the model but the last
+    models: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """Role of a model of a frozen pool → log-probability of each token (L,), 0 except at the model's tokens."""
 
     @property
     def turns_L(self) -> NDArray[np.int64]:

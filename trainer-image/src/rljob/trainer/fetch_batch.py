@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import zstandard
+from numpy.typing import NDArray
 
 from rljob.protocol.backoff import Backoff
 from rljob.protocol.batch_samples import BatchSample, SampleTokens
@@ -116,6 +117,7 @@ def _row(tokens: SampleTokens, scalars: BatchSample) -> Row:
         mask_L,
         token_rewards(tokens.segments, mask_L),
         tuple(segment.end for segment in tokens.segments if segment.kind == "model")[:-1],
+        {role: _of_model(tokens, role, mask_L) for role in tokens.models},
     )
     lengths = [end - start for start, end in itertools.pairwise([0, *tokens.ends])]
     if lengths != scalars.sequences or (lengths and tokens.ends[-1] != scalars.total_tokens):
@@ -130,6 +132,21 @@ def _row(tokens: SampleTokens, scalars: BatchSample) -> Row:
     if not add_up([segment.reward for segment in tokens.segments], scalars.reward):
         raise UnrecoverableError(f"sample {scalars.sample}: the rewards of its segments do not add up to its reward")
     return row
+
+
+def _of_model(tokens: SampleTokens, role: str, mask_L: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Return the log-probabilities of a sample under a model of a frozen pool (L,).
+
+    Raises:
+        UnrecoverableError: they are not one for each token of the loss mask.
+    """
+    given_T, logprobs_L = np.frombuffer(tokens.models[role], "<f4"), np.zeros(len(mask_L), np.float32)
+    if len(given_T) != mask_L.sum():
+        raise UnrecoverableError(
+            f"sample {tokens.sample}: its log-probabilities of the {role} do not cover its response"
+        )
+    logprobs_L[mask_L] = given_T
+    return logprobs_L
 
 
 def _check_segments(tokens: SampleTokens, length: int) -> None:

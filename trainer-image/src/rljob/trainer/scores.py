@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rljob.api.algorithm import Algorithm
-from rljob.api.algorithm_presets import needs_old_first
+from rljob.api.algorithm_presets import model_pools, needs_old_first
 from rljob.trainer.algorithms.needs import load_function, needs, needs_of
 from rljob.trainer.backends.base import Backend, Critic, FrozenModel
-from rljob.trainer.batch import Batch
+from rljob.trainer.batch import Batch, at_targets
+from rljob.trainer.errors import UnrecoverableError
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Scores:
     """Log-probabilities (B, K) under the weights before the batch, of each microbatch of each minibatch; None for a
     minibatch that does not need them, or for which the first forward pass of its update computes them."""
     frozen: Mapping[str, Sequence[list[Tensor]]]
-    """Log-probabilities (B, K) under each model that is not trained, by its role: ``reference``, ``teacher``."""
+    """Log-probabilities (B, K) under each model that is not trained, by its role: ``reference``, ``teacher``. Those of
+    models of frozen pools came with the samples."""
     values: Sequence[list[Tensor]] | None = None
     """Values (B, K) of the critic before the batch, of each microbatch of each minibatch; None without a critic."""
 
@@ -102,7 +104,7 @@ def score(
         batch: with rows and microbatches of this replica.
         backend: the policy.
         algorithm: resolved.
-        frozen: models that are not trained, by role.
+        frozen: models of this trainer that are not trained, by role.
         critic: if the algorithm has one.
     """
     everywhere = needs_of(load_function(algorithm, "advantage")).old or needs_old_first(algorithm)
@@ -121,4 +123,22 @@ def score(
     values = None
     if critic is not None:
         values = [critic.run([inputs.tokens for inputs in minibatch], None) for minibatch in batch.minibatches]
-    return Scores(batch, old, {role: of_models[model] for role, model in frozen.items()}, values)
+    of_roles = {role: of_models[model] for role, model in frozen.items()}
+    of_roles |= {role: _of_pool(batch, role) for role in model_pools(algorithm)}
+    return Scores(batch, old, of_roles, values)
+
+
+def _of_pool(batch: Batch, role: str) -> list[list[Tensor]]:
+    """Return the log-probabilities (B, K) that came with the samples, of each microbatch of each minibatch.
+
+    Raises:
+        UnrecoverableError: a sample has none.
+    """
+    for i, row in batch.rows.items():
+        if role not in row.models:
+            raise UnrecoverableError(f"sample {batch.train.samples[i].sample} has no log-probabilities of the {role}")
+    values = {i: row.models[role] for i, row in batch.rows.items()}
+    return [
+        [at_targets(inputs.pieces, inputs.tokens, values, np.float32) for inputs in minibatch]
+        for minibatch in batch.minibatches
+    ]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rljob.api.algorithm import Algorithm
-from rljob.api.algorithm_presets import penalizes_rewards
+from rljob.api.algorithm_presets import has_teacher, penalizes_rewards
 from rljob.protocol.batch_samples import BatchSample
 from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
@@ -210,7 +210,7 @@ def set_advantages(
     problem = None
     try:
         masks = {i: row.mask_L for i, row in batch.rows.items()}
-        added = teacher_terms(scores, algorithm) if algorithm.teacher_model is not None else None
+        added = teacher_terms(scores, algorithm) if has_teacher(algorithm) else None
         stable = stabilize(estimator(inputs), masks, batch.train.samples, algorithm, world, added)
         advantages = _checked(stable, batch.rows)
         for minibatch in batch.minibatches:

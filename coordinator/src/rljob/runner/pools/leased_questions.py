@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import struct
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
@@ -35,6 +35,9 @@ class FrozenPool(Protocol):
     async def answer(self, question: Question, seed: int, seconds: float | None) -> tuple[str, str]:
         """Return the text of an answer and its finish."""
 
+    async def logprobs(self, token_ids: bytes) -> Sequence[float]:
+        """Return the log-probability of each of some tokens (int32), given those before it; of the first one 0."""
+
 
 @dataclass(frozen=True)
 class PoolRuntime:
@@ -43,6 +46,7 @@ class PoolRuntime:
     frozen: Mapping[str, FrozenPool] = field(default_factory=dict)  # by name
     policy: Collection[str] = ()  # names of the pools that serve the policy
     seed: int = 0  # the job's
+    roles: Mapping[str, str] = field(default_factory=dict)  # reference | teacher → its pool
 
 
 NO_POOLS = PoolRuntime()

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TypeVar
 
 import aiohttp
 from yarl import URL
@@ -21,7 +22,7 @@ from rljob.api.roles import Rollout
 from rljob.protocol.backoff import Backoff
 from rljob.protocol.retry_after import retry_after_seconds
 from rljob.runner.context import TrajectoryError
-from rljob.runner.pools.question import Question, read_reply
+from rljob.runner.pools.question import Question, logprobs_body, read_logprobs, read_reply
 from rljob.runner.service_http import (
     CONNECT_SECONDS,
     AvailabilityLog,
@@ -42,7 +43,12 @@ MOST_FAILURES = 3
 """Engines that may end, hang or fail while they work on a question."""
 RETRY_STATUSES = (408, 425, 429)
 MAX_REPLY_BYTES = 4 << 20
+LOGPROB_BYTES = 256
+"""Of a token in a reply: its id, log-probability, rank and text."""
 REFUSAL_BYTES = 400
+
+
+Reply = TypeVar("Reply")
 
 
 class EngineAwayError(Exception):
@@ -89,23 +95,42 @@ class PoolClient:
         Raises:
             TrajectoryError: it has none; see the module.
         """
-        body, limit = question.body(seed), self._stall_seconds + EXTRA_SECONDS if seconds is None else seconds
+        limit = self._stall_seconds + EXTRA_SECONDS if seconds is None else seconds
+        return await self._ask(question.path, question.body(seed), limit, read_reply, MAX_REPLY_BYTES)
+
+    async def logprobs(self, token_ids: bytes) -> list[float]:
+        """Return the log-probability of each of some tokens (int32), given those before it, at temperature 1; of the
+        first one 0.
+
+        Raises:
+            TrajectoryError: there are none; see the module.
+        """
+        body, limit = logprobs_body(self._name, token_ids), self._stall_seconds + EXTRA_SECONDS
+        longest = MAX_REPLY_BYTES + LOGPROB_BYTES * (len(token_ids) // 4)
+        return await self._ask("v1/completions", body, limit, lambda reply: read_logprobs(reply, token_ids), longest)
+
+    async def _ask(self, path: str, body: bytes, limit: float, read: Callable[[bytes], Reply], most: int) -> Reply:
+        """Return what ``read`` makes of the reply of an engine. ``limit``: seconds of its work; ``most``: bytes.
+
+        Raises:
+            TrajectoryError: there is none; see the module.
+        """
         backoff, failed, failures = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS), set[str](), 0
         asked, problem = self._clock(), "none is ready"
         while True:
             try:
                 async with self._engine(asked, failed) as engine:
                     failed.add(engine.address)  # until it answers
-                    reply = await self._post(engine, question.path, body, limit)
+                    reply = await self._post(engine, path, body, limit, most)
                     self._replicas.notify()  # it may have been the trial of a circuit breaker
-                return read_reply(reply)
+                return read(reply)
             except EngineAwayError as error:
                 problem = str(error)
             except EngineFailedError as error:
                 problem, failures = str(error), failures + 1
                 if failures == MOST_FAILURES:
                     raise TrajectoryError(
-                        f"pool {self._name} failed {failures} times on one question of the loop: an engine {problem}"
+                        f"pool {self._name} failed {failures} times on one question: an engine {problem}"
                     ) from None
             except ValueError as error:
                 raise TrajectoryError(f"pool {self._name} {error}") from None
@@ -152,7 +177,7 @@ class PoolClient:
             return math.inf
         return max(asked, self._answered) + self._unreachable_seconds - now
 
-    async def _post(self, engine: Replica, path: str, body: bytes, seconds: float) -> bytes:
+    async def _post(self, engine: Replica, path: str, body: bytes, seconds: float, most: int) -> bytes:
         """Return the reply of an engine.
 
         Raises:
@@ -168,7 +193,7 @@ class PoolClient:
                 url, data=body, headers=self._headers, timeout=limit, allow_redirects=False
             ) as response:
                 status, headers = response.status, response.headers
-                longest = MAX_REPLY_BYTES if status == 200 else REFUSAL_BYTES
+                longest = most if status == 200 else REFUSAL_BYTES
                 reply = await read_at_most(response.content, longest + 1)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             engine.failed()
@@ -196,7 +221,7 @@ class PoolClient:
         if len(reply) > longest and status == 200:
             raise TrajectoryError(f"pool {self._name} answered more than {longest:,} bytes; lower max_tokens")
         if status != 200:
-            raise TrajectoryError(f"pool {self._name} refused the question of the loop ({problem})")
+            raise TrajectoryError(f"pool {self._name} refused a question ({problem})")
         return reply
 
 

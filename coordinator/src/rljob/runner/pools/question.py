@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,18 @@ class _Message(msgspec.Struct):
     content: str | None = None
 
 
+class _Logprob(msgspec.Struct):
+    logprob: float
+
+
+class _Scored(msgspec.Struct):
+    prompt_logprobs: list[dict[str, _Logprob] | None] | None = None
+
+
+class _ScoredPrompts(msgspec.Struct):
+    choices: list[_Scored]
+
+
 class _Choice(msgspec.Struct):
     finish_reason: str | None = None
     message: _Message = msgspec.field(default_factory=_Message)
@@ -34,6 +47,7 @@ class _Reply(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Reply)
+_logprobs_decoder = msgspec.json.Decoder(_ScoredPrompts)
 
 
 @dataclass(frozen=True)
@@ -106,6 +120,34 @@ def make_question(
     if size > MAX_BODY_BYTES:
         raise TrajectoryError(f"{asks} with {size:,} bytes; at most {MAX_BODY_BYTES:,} are sent")
     return question
+
+
+def logprobs_body(pool: str, token_ids: bytes) -> bytes:
+    """Return the body of a request for the log-probabilities of some tokens (int32); vLLM gives those of prompts."""
+    fields = {"model": pool, "prompt": array("i", token_ids).tolist(), "max_tokens": 1, "prompt_logprobs": 0}
+    return msgspec.json.encode(fields | {"temperature": 0.0, "stream": False})
+
+
+def read_logprobs(reply: bytes, token_ids: bytes) -> list[float]:
+    """Return the log-probability of each of the tokens of :func:`logprobs_body`; of the first one 0.
+
+    Raises:
+        ValueError: they are not those of the tokens. The message continues "pool NAME".
+    """
+    tokens = array("i", token_ids)
+    try:
+        given = _logprobs_decoder.decode(reply).choices[0].prompt_logprobs
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError) as error:
+        raise ValueError(f"answered something else than log-probabilities: {error}") from None
+    if given is None or len(given) != len(tokens):
+        raise ValueError(f"answered no log-probabilities of the {len(tokens)} tokens")
+    found = [0.0]
+    for token, known in zip(tokens[1:], given[1:], strict=True):
+        logprob = None if known is None else known.get(str(token))
+        if logprob is None or not math.isfinite(logprob.logprob):
+            raise ValueError(f"answered no finite log-probability of token {token}")
+        found.append(logprob.logprob)
+    return found
 
 
 def read_reply(reply: bytes) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic.alias_generators import to_camel
 
 from rljob.api.algorithm import Algorithm
-from rljob.api.algorithm_presets import frozen_models, needs_old, uses_critic
+from rljob.api.algorithm_presets import frozen_models, model_pools, needs_old, uses_critic
 from rljob.api.extensions import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, OBJECTIVES, Registry, load
 from rljob.trainer.errors import UnrecoverableError
 
@@ -114,7 +114,7 @@ def needs(algorithm: Algorithm) -> Needs:
     Raises:
         ValueError: one of them cannot be imported.
     """
-    roles = dict.fromkeys(frozen_models(algorithm), True)
+    roles = dict.fromkeys([*frozen_models(algorithm), *model_pools(algorithm)], True)
     entropy = bool(algorithm.entropy_coefficient)
     union = Needs(old=needs_old(algorithm), entropy=entropy, values=uses_critic(algorithm), **roles)
     for field in FUNCTIONS:
