@@ -733,6 +733,18 @@ FIELDS = [
         "CEL messages contain no values",
     ),
     Case(
+        "bounds of difficulty with centered rewards",
+        ("spec.algorithm={rewardMean: group, difficultyAbove: 0.1}",),
+        "it bounds the mean reward of a group, which rewardMean changes; remove one of them",
+    ),
+    Case(
+        "a target of KL without a coefficient",
+        ("spec.algorithm.klTarget=0.1",),
+        "algorithm.klTarget: has no effect without klCoefficient; set it, or remove klTarget",
+        "",
+        MANY,
+    ),
+    Case(
         "a teacher in the trainer and in a pool",
         (*_POOL, "spec.algorithm={teacherModel: big, teacherPool: b}"),
         "teacherModel names another teacher; remove one of them",

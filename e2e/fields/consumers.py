@@ -29,6 +29,7 @@ from rljob.api.memory_checks import describe_plan
 from rljob.api.model_shape import ModelShape
 from rljob.api.models import RLJob
 from rljob.cli.options import default_directory
+from rljob.coordinator.earlier_steps import MEASURED_KL, EarlierStepsHistory
 from rljob.coordinator import serve
 from rljob.coordinator.run import Run
 from rljob.coordinator.scheduler_settings import scheduler_settings
@@ -580,6 +581,13 @@ def trained(job: RLJob, storage: Path) -> Any:
     finally:
         leave_world()
         torch.use_deterministic_algorithms(False)
+
+
+def adapted(job: RLJob, storage: Path) -> Any:
+    """Return the coefficient of KL after a step."""
+    history = EarlierStepsHistory(job.spec.algorithm)
+    history.add(0, {"samples": 1.0, "reward/mean": 0.0, "reward/std": 0.0, MEASURED_KL: 0.6})
+    return history.before(1).kl_coefficient
 
 
 def misfits(job: RLJob, storage: Path) -> list[str]:

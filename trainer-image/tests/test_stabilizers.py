@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,7 @@ from ranks import on_ranks
 from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import fill
 from rljob.protocol.batch_samples import BatchSample
-from rljob.protocol.trainer_protocol import Train
+from rljob.protocol.trainer_protocol import EarlierSteps, Train
 from rljob.trainer.algorithms.stabilizers import shape_rewards, shape_tokens, stabilize, whiten
 from rljob.trainer.process_group import World
 
@@ -101,3 +102,47 @@ def test_advantages_are_clipped_after_they_are_whitened():
 
 def test_whitening_of_one_token_is_zero():
     assert whiten({0: np.array([7.0])}, {0: np.array([True])}, ALONE)[0].tolist() == [0.0]
+
+
+REWARDS = [3.0, 1.0, 2.0, 2.0, 0.0, 0.5, 9.0]
+GROUPS = "aabbccd"
+EARLIER = [1.0, -2.0, 4.0]
+
+
+def normalized(baseline: float | None = None, **fields: Any) -> list[float]:
+    train = make_train(REWARDS, [1] * len(REWARDS), GROUPS)
+    mean = float(np.mean(EARLIER))
+    earlier = EarlierSteps(len(EARLIER), mean, float(np.square(np.array(EARLIER) - mean).sum()))
+    samples = [msgspec.structs.replace(sample, baseline=baseline) for sample in train.samples]
+    shaped = shape_rewards(msgspec.structs.replace(train, earlier=earlier, samples=samples), algorithm(**fields))
+    return [sample.reward if baseline is None else sample.baseline for sample in shaped.samples]
+
+
+def rewards_over(kind: str, i: int) -> list[float]:
+    """Return the rewards whose mean or deviation a sample has."""
+    if kind == "group":
+        return [reward for reward, group in zip(REWARDS, GROUPS, strict=True) if group == GROUPS[i]]
+    return REWARDS if kind == "batch" else EARLIER + REWARDS
+
+
+def deviation(values: list[float]) -> float:
+    return float(np.std(values, ddof=1)) if len(values) > 1 and len(set(values)) > 1 else 1.0
+
+
+@pytest.mark.parametrize("std", [None, "group", "batch", "running"])
+@pytest.mark.parametrize("mean", [None, "group", "batch", "running"])
+def test_rewards_are_normalized_by_mean_and_deviation_each_alone_and_together(mean, std):
+    fields = {name: value for name, value in (("rewardMean", mean), ("rewardStd", std)) if value is not None}
+    for given, found in ((REWARDS, normalized(**fields)), ([0.75] * 7, normalized(baseline=0.75, **fields))):
+        expected = [
+            (reward - (np.mean(rewards_over(mean, i)) if mean else 0)) / (deviation(rewards_over(std, i)) if std else 1)
+            for i, reward in enumerate(given)
+        ]
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_rewards_are_clipped_after_they_are_normalized():
+    assert max(normalized(rewardMean="batch", rewardClip=0.5)) == 0.5
+    np.testing.assert_allclose(
+        normalized(rewardMean="batch", rewardClip=0.5), np.clip(np.array(REWARDS) - np.mean(REWARDS), -0.5, 0.5)
+    )

@@ -102,6 +102,7 @@ def _recover_progress(run: Run) -> None:
     before: Counter[str] = Counter()
     for step, metrics in recorded_steps(run.ledger.query):
         run.progress.add(step, metrics)
+        run.earlier.add(step, metrics)
         before.update({name: value for name, value in metrics.items() if name.startswith((ENGINE_SECONDS, EVENTS))})
     run.progress.before = dict(before)
     greedy = run.scheduler.settings.greedy

@@ -23,6 +23,7 @@ from rljob.api.job_status import MOST_WARNINGS
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.answer_lengths import AnswerLengths
 from rljob.coordinator.draining import Draining
+from rljob.coordinator.earlier_steps import EarlierStepsHistory
 from rljob.coordinator.engines import EngineRecord, Engines
 from rljob.coordinator.evaluations import Evaluations
 from rljob.coordinator.group_decisions import GroupDecisions
@@ -85,6 +86,7 @@ class Run:
         self.engines = Engines()
         self.scheduler = Scheduler(scheduler_settings(spec), Mixture({task.name: task.weight for task in spec.tasks}))
         self.progress = RunHistory(clock)
+        self.earlier = EarlierStepsHistory(spec.algorithm)
         self.lengths = AnswerLengths()
         self.trajectories = Trajectories(spec, ledger, self.engines, self.progress.events, self.changed)
         session = TrainerSession()
@@ -332,6 +334,7 @@ class Run:
             samples,
             check_initial_logprobs=step == 0,
             compare_logprobs=step > self.weights.before_trainer,
+            earlier=self.earlier.before(step),
         )
 
     def is_formed(self, step: int) -> bool:
@@ -351,6 +354,7 @@ class Run:
         measured |= self._process_metrics() | self.lengths.metrics()
         self.ledger.record_step_metrics(step, measured)
         self.progress.add(step, measured)
+        self.earlier.add(step, measured)
 
     def _process_metrics(self) -> dict[str, float]:
         """Return metrics of samples, engines and trainer at the end of a step."""

@@ -111,6 +111,12 @@ class Algorithm(Model):
             )
         ),
     ] = None
+    kl_target: Annotated[float, Field(gt=0, le=1000)] | None = None
+    """KL divergence of a token, in nats, that the coefficient is adapted to: after each step it is multiplied by 1 +
+    clip(reference_kl_k3 / klTarget − 1, ±0.2) / klHorizon. `klCoefficient` is that of the first step. Default: the
+    coefficient is fixed."""
+    kl_horizon: Annotated[float, Field(ge=1, le=1e6)] | None = None
+    """Steps over which the coefficient adapts; see `klTarget`. Default: 20."""
     reference_model: Name | None = None
     """Entry of `models` from which the KL divergence is measured. It is kept in the trainer and never changes.
     Default: policy, the weights that the run began with."""
@@ -178,6 +184,12 @@ class Algorithm(Model):
     mask_negative_kl: Annotated[float, Field(gt=0, le=100)] | None = None
     """δ: samples get weight 0 where the advantage is negative if the mean over their tokens of the engine's minus the
     current log-probability exceeds δ (off-policy sequence mask, arXiv 2512.02556)."""
+    reward_mean: Literal["group", "batch", "running"] | None = None
+    """Mean that is subtracted from the rewards of samples before all other changes: over the group, the batch, or all
+    batches so far with this one. Default: none."""
+    reward_std: Literal["group", "batch", "running"] | None = None
+    """Unbiased standard deviation by which rewards are divided after `rewardMean`, over the same rewards; one that is 0
+    counts as 1. Default: none."""
     reward_clip: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Rewards of samples are clipped to ± this value before advantages are computed."""
     overlong_buffer: Annotated[int, Field(ge=1, le=1_000_000)] | None = None

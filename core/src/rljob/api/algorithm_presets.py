@@ -82,6 +82,7 @@ DEFAULTS: dict[str, Any] = {
     "correction_floor": 0.5,
     "overlong_penalty": 1.0,
     "kl_in": "loss",
+    "kl_horizon": 20.0,
     "teacher_coefficient": 1.0,
 }
 """Value of a field that the functions read and the preset does not set."""
@@ -92,6 +93,8 @@ READERS: dict[str, tuple[str, tuple[str, ...]]] = {field: (function, names) for 
 CONDITIONS = {
     "overlong_penalty": "overlong_buffer",
     "kl_in": "kl_coefficient",
+    "kl_target": "kl_coefficient",
+    "kl_horizon": "kl_target",
     "kl_estimator": "kl_coefficient",
     "reference_model": "kl_coefficient",
     "reference_pool": "kl_coefficient",
@@ -116,6 +119,8 @@ POLICY = "policy"
 MASKS = ("mask_geometric_below", "mask_geometric_above", "veto_below", "mask_probability_gap", "mask_negative_kl")
 """Fields that mask tokens by the mismatch between engine and trainer."""
 STABILIZERS = (
+    "reward_mean",
+    "reward_std",
     "reward_clip",
     "overlong_buffer",
     "whiten_advantages",

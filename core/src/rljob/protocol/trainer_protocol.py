@@ -114,6 +114,15 @@ class TrainerRegistered(Message):
     unseen: list[int] = []
 
 
+class EarlierSteps(msgspec.Struct, array_like=True):
+    """What the steps before a batch leave for it: the same when the batch is applied again."""
+
+    samples: int = 0
+    reward_mean: float = 0.0  # over these samples
+    reward_squares: float = 0.0  # sum of squared distances from the mean
+    kl_coefficient: float | None = None  # of this batch, with algorithm.klTarget
+
+
 class Train(Message):
     """Apply batch ``step`` (0-based) to weights of version ``step``, then StepDone. Samples are in group order. Tokens
     are pulled: POST /v1/batches/STEP/shard?incarnation=K answers zstd(msgpack(list[SampleTokens])) of the samples that
@@ -124,6 +133,7 @@ class Train(Message):
     samples: list[BatchSample]
     check_initial_logprobs: bool  # only version 0 was published: log-probabilities must equal the engine's
     compare_logprobs: bool = True  # every sample of version ``step`` was generated with the weights of this trainer
+    earlier: EarlierSteps = EarlierSteps()
 
 
 class EngineTarget(msgspec.Struct, array_like=True):

@@ -48,6 +48,7 @@ METRICS: dict[str, str] = {
     "entropy": "entropy of the policy in nats: mean over tokens; only if the algorithm needs it",
     "reference_kl_k1": "KL(policy‖reference) in nats a token: mean of l − l_ref; only with a reference model",
     "reference_kl_k3": "the same, estimated by the mean of r − 1 − ln r with r = exp(l_ref − l)",
+    "kl_coefficient": "β of the step; only with a KL term",
     "teacher_kl_k1": "KL(policy‖teacher) in nats a token: mean of l − l_teacher; only with a teacher",
     "teacher_kl_k3": "the same, estimated by the mean of r − 1 − ln r with r = exp(l_teacher − l)",
     "value_loss": "loss of the critic: mean over the step's updates; only with a critic, as the next six",

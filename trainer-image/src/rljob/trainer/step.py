@@ -96,6 +96,8 @@ def apply_batch(
     """
     backend.metrics()  # discards metrics since the last step
     train = shape_rewards(plan.train, algorithm)
+    if train.earlier.kl_coefficient is not None:
+        algorithm = algorithm.model_copy(update={"kl_coefficient": train.earlier.kl_coefficient})
     batch = lay_out(replace(plan, train=train), rows, algorithm, world)
     models = frozen or {}
     scores = score(batch, backend, algorithm, models, critic)
@@ -129,6 +131,8 @@ def apply_batch(
             checks.count_update(updates[-1], train.step, number)
     metrics |= statistics.metrics(world, len(batch.minibatches)) | advantage_metrics(advantages_N)
     metrics |= _update_metrics(updates) | {"lockstep": plan.lockstep}
+    if algorithm.kl_coefficient is not None:
+        metrics["kl_coefficient"] = algorithm.kl_coefficient
     metrics |= {"samples": float(len(train.samples)), "samples_trained": float(plan.trained)}
     metrics |= {"memory_peak_bytes": memory_peak(world)} | backend.metrics()
     for model in dict.fromkeys(models.values()):

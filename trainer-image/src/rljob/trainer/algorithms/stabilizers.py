@@ -16,13 +16,15 @@ from rljob.api.algorithm import Algorithm
 from rljob.protocol.batch_samples import BatchSample
 from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.algorithms.advantages.base import Floats, group_numbers, rewards_of
+from rljob.trainer.algorithms.reward_normalization import normalize_rewards
 from rljob.trainer.process_group import World
 
 WHITENING_EPSILON = 1e-8
 
 
 def shape_rewards(train: Train, algorithm: Algorithm) -> Train:
-    """Return the batch's scalars with clipped rewards, minus the punishment of long answers."""
+    """Return the batch's scalars with normalised, then clipped rewards, minus the punishment of long answers."""
+    train = normalize_rewards(train, algorithm)
     if algorithm.reward_clip is None and algorithm.overlong_buffer is None:
         return train
     samples = [
