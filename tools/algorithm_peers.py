@@ -50,6 +50,7 @@ EPSILON = 2e-8
 KNOWN = {
     "verl vanilla seq-mean-token-mean": EPSILON,
     "verl gspo": EPSILON,
+    "verl geo_mean": EPSILON,
     "verl sapo": EPSILON,
     "verl reinforce_pp": EPSILON,
     "verl reinforce_pp_baseline": EPSILON,
@@ -216,6 +217,8 @@ def verl_losses(verl: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Cal
     sample_mean = "seq-mean-token-mean"
     by_sample = fields | {"aggregation": "seq_mean_token_mean"}
     yield "gspo", by_sample | {"objective": "gspo", "dualClip": 0}, case("gspo", sample_mean)
+    yield "geo_mean", by_sample | {"objective": "geo_mean"}, case("geo_mean", sample_mean)
+    yield "gpg", {"objective": "gpg", "correction": "none"}, case("gpg", "token-mean")
     if "compute_policy_loss_sapo" in verl:
         sapo = {"objective": "sapo", "aggregation": "seq_mean_token_mean", "correction": "none"}
         yield "sapo", sapo, case("sapo", sample_mean)

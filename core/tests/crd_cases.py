@@ -735,7 +735,7 @@ FIELDS = [
     Case(
         "bounds of difficulty with centered rewards",
         ("spec.algorithm={rewardMean: group, difficultyAbove: 0.1}",),
-        "it bounds the mean reward of a group, which rewardMean changes; remove one of them",
+        "it reads the mean reward of a group, which rewardMean changes; remove one of them",
     ),
     Case(
         "a target of KL without a coefficient",

@@ -636,6 +636,7 @@ def _batch(step: int) -> tuple[Train, dict[int, Row]]:
                 max_tokens=16,
                 turn_rewards=[float((i * 7 + i // 5) % 3)],
                 turn_states=[str(i % 2)],
+                truncated=i % 3 == 0,
             )
         )
         rewards = np.zeros(len(ids))

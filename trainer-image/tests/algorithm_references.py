@@ -41,7 +41,7 @@ def clamp(x: Any, low: float, high: float) -> Any:
 
 
 def smaller(a: Any, b: Any) -> Any:
-    return a if a.real <= b.real else b
+    return a if np.real(a) <= np.real(b) else b
 
 
 def ppo(ratio: Any, advantage: float, s: Algorithm) -> Any:
@@ -65,6 +65,16 @@ def objective(s: Algorithm, tokens: Tokens, n: int, t: int, now: Any) -> Any:
         places = same_turn if s.objective == "segment_clip" else range(len(fixed))
         mean = sum(fixed[k] - denominators[k] for k in places) / len(places)
         return ppo(np.exp(clamp(mean, -20, 20)) * np.exp(now - fixed[t]), a, s)
+    if s.objective == "gpg":
+        return a * now
+    if s.objective == "geo_mean":
+
+        def bounded(log_ratio: Any, sign: float) -> Any:
+            return smaller(log_ratio, s.clip_high) if sign > 0 else -smaller(-log_ratio, s.clip_low)
+
+        each = [bounded(fixed[k] - denominators[k], tokens.advantages[n][k]) for k in range(len(fixed))]
+        own = bounded(now - denominators[t], a)
+        return np.exp(sum(each) / len(each)) * np.exp(own - own.real) * a
     if s.objective == "cispo":
         return clamp(ratio.real, 1 - s.clip_low, 1 + s.clip_high) * a * now
     if s.objective == "tis":

@@ -326,6 +326,7 @@ class Run:
                     baseline=row.baseline,
                     turn_rewards=json.loads(row.turn_rewards) if states else [],
                     turn_states=json.loads(row.turn_states) if states and row.turn_states else [],
+                    truncated=row.finish == "length",
                 )
             )
         return m.Train(

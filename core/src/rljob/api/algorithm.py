@@ -206,6 +206,18 @@ class Algorithm(Model):
     difficulty_below: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
     """Groups whose mean reward is not lower get advantage 0."""
 
+    truncated_weight: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Weight in the loss of samples whose last answer was cut at a limit of tokens; 0: they are not trained, and count
+    in denominators. Default: 1."""
+    length_exponent: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """α: samples of L tokens have the weight (L / mean L of the batch)^α in the loss. Default: 0."""
+    difficulty_exponent: Annotated[float, Field(gt=0, le=10)] | None = None
+    """β: samples have the weight (1 − mean reward of the group)^β in the loss, divided by its mean over the batch; mean
+    rewards are bounded to 0 and 1. Default: 0."""
+    loss_scale: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Factor of the loss of the policy. AdamW is invariant to it except for `optimizer.epsilon` and
+    `optimizer.maxGradNorm`. Default: 1."""
+
     @model_serializer(mode="wrap")
     def _serialize(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out ``dualClip`` if it is not set: null turns it off."""

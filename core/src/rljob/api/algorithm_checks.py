@@ -68,10 +68,10 @@ def algorithm_problems(spec: RLJobSpec) -> Iterator[str]:
     yield from _teacher(algorithm)
     yield from _kl(algorithm)
     yield from _unread(algorithm)
-    bounded = [field for field in ("difficulty_above", "difficulty_below") if getattr(algorithm, field) is not None]
+    bounded = [field for field in ("difficulty_above", "difficulty_below", "difficulty_exponent") if getattr(algorithm, field) is not None]
     if algorithm.reward_mean is not None and bounded:
         yield (
-            f"algorithm.{to_camel(bounded[0])}: it bounds the mean reward of a group, which rewardMean changes; remove "
+            f"algorithm.{to_camel(bounded[0])}: it reads the mean reward of a group, which rewardMean changes; remove "
             "one of them"
         )
     for low, high in BOUNDS:

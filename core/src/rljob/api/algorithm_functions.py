@@ -81,6 +81,8 @@ OBJECTIVES: Functions = {
     "segment_clip": AlgorithmFunction(f"{_OBJECTIVES}.gspo:segment_clip", reads=_CLIPS),
     "cispo": AlgorithmFunction(f"{_OBJECTIVES}.truncated:cispo", reads=("clip_low", "clip_high")),
     "tis": AlgorithmFunction(f"{_OBJECTIVES}.truncated:tis"),
+    "gpg": AlgorithmFunction(f"{_OBJECTIVES}.gpg:gpg"),
+    "geo_mean": AlgorithmFunction(f"{_OBJECTIVES}.geo_mean:geo_mean", reads=("clip_low", "clip_high")),
     "topr": AlgorithmFunction(f"{_OBJECTIVES}.truncated:topr", follows_rewards=True),
     "raft_pp": AlgorithmFunction(f"{_OBJECTIVES}.ppo_clip:raft_pp", reads=_CLIPS, follows_rewards=True),
     "sapo": AlgorithmFunction(f"{_OBJECTIVES}.sapo:sapo", reads=("gate_positive", "gate_negative")),

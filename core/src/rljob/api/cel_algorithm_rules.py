@@ -53,11 +53,11 @@ def algorithm_rules() -> Iterator[CelRule]:
         "a tasks[].loop of your own that calls context.state",
         ".algorithm.advantage",
     )
-    for bound in ("difficultyAbove", "difficultyBelow"):
+    for bound in ("difficultyAbove", "difficultyBelow", "difficultyExponent"):
         yield CelRule(
             "spec.algorithm",
             f"!has(self.rewardMean) || !has(self.{bound})",
-            "it bounds the mean reward of a group, which rewardMean changes; remove one of them",
+            "it reads the mean reward of a group, which rewardMean changes; remove one of them",
             f".{bound}",
         )
     for role in ("reference", "teacher"):

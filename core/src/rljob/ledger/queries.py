@@ -349,6 +349,7 @@ class BatchRow(msgspec.Struct):
     baseline: float | None = None  # reward of the greedy answer of its group
     turn_rewards: str = "[]"  # JSON, one number for each turn
     turn_states: str | None = None  # JSON, a digest for each turn; None: no turn has one
+    finish: str = ""  # of its last answer
 
 
 def batch(store: Store, step: int) -> list[BatchRow]:
@@ -357,7 +358,7 @@ def batch(store: Store, step: int) -> list[BatchRow]:
         'SELECT s.id AS sample, s.group_id AS "group", g.task, s.attempt, s.reward,'
         " s.prompt_tokens, s.response_tokens, s.total_tokens, s.min_version, s.sequences,"
         f" (SELECT b.reward FROM samples b WHERE b.number = s.number >> {MEMBER_BITS} << {MEMBER_BITS}"
-        " AND b.state = 'baseline'), s.turn_rewards, s.turn_states"
+        " AND b.state = 'baseline'), s.turn_rewards, s.turn_states, s.finish"
         f" FROM samples s CROSS JOIN groups g ON g.number = s.number >> {MEMBER_BITS} WHERE s.step = ?"
         " ORDER BY s.number",
         step,

@@ -26,6 +26,7 @@ class BatchSample(msgspec.Struct, array_like=True):
     baseline: float | None = None  # reward of the greedy answer of its group, which is not in the batch
     turn_rewards: list[float] = []  # of each turn by branch; empty unless the algorithm needs states
     turn_states: list[str] = []  # of each turn: equal for equal states; empty: unknown
+    truncated: bool = False  # its last answer was cut at a limit of tokens
 
 
 class Segment(msgspec.Struct, array_like=True):

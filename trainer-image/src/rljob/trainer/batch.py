@@ -21,6 +21,7 @@ from rljob.protocol.batch_samples import BatchSample
 from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.algorithms.aggregation import Aggregation
 from rljob.trainer.algorithms.needs import failure, load_function
+from rljob.trainer.algorithms.sample_weights import sample_weights
 from rljob.trainer.batch_plan import BatchPlan, BatchSequence
 from rljob.trainer.process_group import World
 
@@ -129,7 +130,7 @@ def _weights(
     aggregation: Aggregation = load_function(algorithm, "aggregation")
     tokens_N = np.asarray([sample.response_tokens for sample in samples], dtype=np.int64)
     limits_N = np.asarray([sample.max_tokens for sample in samples], dtype=np.int64)
-    weights_N = np.zeros(len(samples), np.float32)
+    weights_N, factors_N = np.zeros(len(samples), np.float32), sample_weights(samples, algorithm)
     problem = None
     try:
         for minibatch in minibatches:
@@ -137,7 +138,7 @@ def _weights(
                 found = np.asarray(aggregation(tokens_N[minibatch], limits_N[minibatch]))
                 if found.shape != (len(minibatch),):
                     raise ValueError(f"it returned an array of shape {found.shape} for {len(minibatch)} samples")
-                weights_N[minibatch] = np.where(tokens_N[minibatch] > 0, found, 0)
+                weights_N[minibatch] = np.where(tokens_N[minibatch] > 0, found * factors_N[minibatch], 0)
             if not np.isfinite(weights_N).all():
                 raise ValueError("it returned nan or an infinite number in float32")
     except Exception as error:  # noqa: BLE001 a user's aggregation may raise anything: the run ends

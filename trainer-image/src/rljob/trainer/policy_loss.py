@@ -111,6 +111,8 @@ class PolicyLoss:
             positive_B = (inputs.rewards_B > 0).to(logprobs_BK.dtype)
             weight = self._algorithm.positive_coefficient / self._positive_tokens
             share = share - masked_sum(logprobs_BK, tokens.mask_BK, weight * positive_B)
+        if self._algorithm.loss_scale is not None:
+            share = self._algorithm.loss_scale * share
         self._statistics.add(share.detach(), objective, old_BK, weights_BK, entropy_BK, inputs)
         for role, frozen_BK in frozen.items():
             self._statistics.add_kl(role, logprobs_BK.detach() - frozen_BK, tokens.mask_BK)

@@ -16,6 +16,7 @@ from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.algorithms.advantages.base import ScalarEstimator
 from rljob.trainer.algorithms.needs import failure, load_function, needs
 from rljob.trainer.algorithms.objectives.base import is_zero_without_advantage
+from rljob.trainer.algorithms.sample_weights import sample_weights
 from rljob.trainer.algorithms.stabilizers import masked_groups, shape_rewards
 from rljob.trainer.process_group import World
 
@@ -40,7 +41,8 @@ def trained_samples(train: Train, algorithm: Algorithm, world: World) -> NDArray
             with np.errstate(over="ignore", invalid="ignore"):
                 samples = shape_rewards(train, algorithm).samples
                 zero_N = estimator.of_samples(samples).astype(np.float32) == 0
-                trained_N = (~(zero_N | masked_groups(samples, algorithm))).tobytes()
+                unused_N = masked_groups(samples, algorithm) | (sample_weights(samples, algorithm) == 0)
+                trained_N = (~(zero_N | unused_N)).tobytes()
         except Exception as error:  # noqa: BLE001 a user's estimator may raise anything: the run ends
             problem = failure(algorithm, "advantage", error)
     world.raise_first_error(problem)
