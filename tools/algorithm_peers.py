@@ -50,7 +50,7 @@ EPSILON = 2e-8
 KNOWN = {
     "verl vanilla seq-mean-token-mean": EPSILON,
     "verl gspo": EPSILON,
-    "verl geo_mean": EPSILON,
+    "verl geo_mean": 2 * EPSILON,  # in the ratio and in the advantage
     "verl sapo": EPSILON,
     "verl reinforce_pp": EPSILON,
     "verl reinforce_pp_baseline": EPSILON,

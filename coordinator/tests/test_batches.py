@@ -33,7 +33,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(step)
         if step > 1:
             return []
-        return [StoredSample("[1.0]", [store.segments.append(record(f"s{step}.{n}"))]) for n in range(3)]
+        return [StoredSample("[1.0]", [store.segments.append(record(f"s{step}.{n}"))], {}) for n in range(3)]
 
     monkeypatch.setattr(batches, "stored_samples_of_batch", stored)
     return found

@@ -323,7 +323,7 @@ TOKENS = array("i", [5, 6, 7]).tobytes()
 
 
 def test_an_engine_gives_the_log_probabilities_of_tokens() -> None:
-    session = engines(says(200, scored(None, -1.5, -0.25)))
+    session = engines(*[says(200, scored(None, -1.5, -0.25))] * 2)
     assert run(session, lambda client: client.logprobs(TOKENS))[0] == [0.0, -1.5, -0.25]
     assert session.sent[0][1:] == (
         "/v1/completions",
@@ -344,4 +344,4 @@ def test_an_engine_gives_the_log_probabilities_of_tokens() -> None:
 )
 def test_other_replies_fail_the_sample(reply: bytes, sentence: str) -> None:
     with pytest.raises(TrajectoryError, match=f"pool teacher {sentence}"):
-        run(engines(says(200, reply)), lambda client: client.logprobs(TOKENS))
+        run(engines(says(200, reply), says(200, reply)), lambda client: client.logprobs(TOKENS))

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from rljob.api.tasks import Task
+from rljob.protocol.branches import path
 from rljob.protocol.contexts import context_digest
 from rljob.protocol.runner_protocol import (
     GenerateRequest,
@@ -117,11 +118,12 @@ class Play:
             case PoolAnswered(answer=answer) if self.store:
                 self.answers.append(answer)
                 asyncio.get_running_loop().call_soon(self.trajectory.questions.receive, answer)
-            case GenerateRequest(turn=turn, given=given):
+            case GenerateRequest(turn=turn, given=given, branch=branch):
                 self.contexts.append(Letters().decode(given))
-                before = b"".join(t.given + t.token_ids for t in self.trajectory._turns.values())
+                earlier = [self.trajectory._turns[key] for key in path((turn, branch))[:-1]]
+                before = b"".join(each.given + each.token_ids for each in earlier)
                 written = Letters().encode(f"<{turn}>")
-                result = GenerateResult("g0.0", turn, written, "stop", context_digest(before + given))
+                result = GenerateResult("g0.0", turn, written, "stop", context_digest(before + given), branch)
                 asyncio.get_running_loop().call_soon(self.trajectory.receive, result)
 
     async def run(self) -> Any:

@@ -750,6 +750,11 @@ FIELDS = [
         "teacherModel names another teacher; remove one of them",
     ),
     Case(
+        "a reference in the trainer and in a pool",
+        (*_POOL, "spec.algorithm={klCoefficient: 0.1, referenceModel: big, referencePool: b}"),
+        "referenceModel names another reference; remove one of them",
+    ),
+    Case(
         "a teacher in a pool at another temperature",
         (*_POOL, "spec.algorithm={teacherPool: b}", "spec.tasks[0].sampling={temperature: 0.5}"),
         "compute log-probabilities at temperature 1",

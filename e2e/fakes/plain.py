@@ -80,7 +80,7 @@ def _answer(
         begin = len(tokens) // 4
         segments.append(Segment("observation" if turn else "prompt", begin - len(added) // 4, begin))
         seed = derive(spec.seed, sample, turn, 0)
-        stream, _ = write(state, tokens, seed, sampling.max_tokens, codec.stop_token_ids)
+        stream, finish = write(state, tokens, seed, sampling.max_tokens, codec.stop_token_ids)
         tokens, logprobs = tokens + stream.token_ids.tobytes(), logprobs + stream.logprobs.tobytes()
         segments.append(Segment("model", begin, len(tokens) // 4))
         spans.append(VersionSpan(step, begin, len(tokens) // 4))
@@ -99,5 +99,7 @@ def _answer(
         min_version=step,
         temperature=sampling.temperature,
         max_tokens=sampling.max_tokens,
+        truncated=finish == "length",
+        task=task.name,
     )
     return scalars, SampleTokens(sample, tokens, logprobs, segments, spans)

@@ -29,8 +29,8 @@ from rljob.api.memory_checks import describe_plan
 from rljob.api.model_shape import ModelShape
 from rljob.api.models import RLJob
 from rljob.cli.options import default_directory
-from rljob.coordinator.earlier_steps import MEASURED_KL, EarlierStepsHistory
 from rljob.coordinator import serve
+from rljob.coordinator.earlier_steps import MEASURED_KL, EarlierStepsHistory
 from rljob.coordinator.run import Run
 from rljob.coordinator.scheduler_settings import scheduler_settings
 from rljob.environments import environment_service

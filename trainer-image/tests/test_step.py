@@ -550,3 +550,35 @@ def test_the_probe_is_fixed_and_its_log_probabilities_are_the_models(model_direc
         with torch.no_grad():
             values = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], -1)
         torch.testing.assert_close(torch.tensor(logprobs), values[torch.arange(15), ids[1:]], rtol=0, atol=1e-5)
+
+
+def test_a_batch_of_several_tasks_has_metrics_of_each(world, job, batch, model_directory):
+    def metrics(train, shard, budget):
+        made = job(algorithm={"minibatches": 2, "maskProbabilityGap": 0.005})
+        backend = FsdpBackend(model_directory, made.spec.trainer, world)
+        return apply(world, backend, made.spec.algorithm, train, shard, budget).metrics
+
+    train, shard = batch()
+    names = ["b" if sample.group in ("g0", "g3") else "a" for sample in train.samples]
+    whole = metrics(train, shard, 10_000)
+    assert not any("/" in name for name in whole)
+    changing = {"memory_peak_bytes", *(name for name in whole if "seconds" in name)}
+    train.samples[:] = [
+        msgspec.structs.replace(sample, task=name) for sample, name in zip(train.samples, names, strict=True)
+    ]
+    found = metrics(train, shard, 10_000)
+    assert {name: value for name, value in found.items() if "/" not in name and name not in changing} == {
+        name: pytest.approx(value) for name, value in whole.items() if name not in changing
+    }
+    tokens = {name: found[f"tokens/{name}"] for name in "ab"}
+    assert tokens == {name: sum(s.response_tokens for s in train.samples if s.task == name) for name in "ab"}
+    for name in ("kl_k1", "kl_k3", "logprob_diff_mean", "clip_fraction", "masked_fraction", "ratio_mean"):
+        mean = sum(tokens[task] * found[f"{name}/{task}"] for task in "ab") / sum(tokens.values())
+        assert found[name] == pytest.approx(mean, rel=1e-6), name
+        assert name == "clip_fraction" or found[f"{name}/a"] != found[f"{name}/b"], name
+    for name in ("logprob_diff_max", "ratio_max"):
+        assert found[name] == max(found[f"{name}/a"], found[f"{name}/b"])
+    small = metrics(train, shard, 20)
+    for name in found:
+        if name.partition("/")[1]:
+            assert small[name] == pytest.approx(found[name], rel=1e-4, abs=1e-6), name

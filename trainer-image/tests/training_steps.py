@@ -27,8 +27,8 @@ from rljob.trainer.step_checks import StepChecks
 OF_CRITIC = {"seconds_critic", "explained_variance"}
 OF_CRITIC |= {name for name in METRICS if name.startswith(("value_", "critic_"))}
 """Metrics of a critic."""
-OF_OTHERS = {name for name in METRICS if name.startswith(("reference_", "teacher_")) or name in ("seconds_frozen", "kl_coefficient")}
-OF_OTHERS |= OF_CRITIC
+OF_OTHERS = {name for name in METRICS if name.startswith(("reference_", "teacher_"))}
+OF_OTHERS |= OF_CRITIC | {"seconds_frozen", "kl_coefficient"}
 """Metrics of other models than the policy."""
 CHECKS = StepChecks(LogprobTolerance(1e-4, 1e-4, "mean", "largest"))
 

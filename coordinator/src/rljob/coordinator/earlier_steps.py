@@ -1,7 +1,7 @@
 """What a step needs of the steps before it: moments of their rewards, and the adapted coefficient of KL.
 
-Both follow from the recorded metrics of the steps, so a restarted coordinator and a batch that is applied again have the
-same numbers.
+Both follow from the recorded metrics of the steps, so a restarted coordinator and a batch that is applied again have
+the same numbers.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ def after(earlier: EarlierSteps, metrics: Mapping[str, float], algorithm: Algori
     return EarlierSteps(
         total,
         earlier.reward_mean + distance * samples / total,
-        earlier.reward_squares
-        + samples * metrics["reward/std"] ** 2
-        + distance**2 * earlier.samples * samples / total,
+        earlier.reward_squares + samples * metrics["reward/std"] ** 2 + distance**2 * earlier.samples * samples / total,
         _adapted(earlier.kl_coefficient, metrics.get(MEASURED_KL, math.nan), algorithm),
     )
 

@@ -327,6 +327,7 @@ class Run:
                     turn_rewards=json.loads(row.turn_rewards) if states else [],
                     turn_states=json.loads(row.turn_states) if states and row.turn_states else [],
                     truncated=row.finish == "length",
+                    task=row.task,
                 )
             )
         return m.Train(

@@ -68,7 +68,8 @@ def algorithm_problems(spec: RLJobSpec) -> Iterator[str]:
     yield from _teacher(algorithm)
     yield from _kl(algorithm)
     yield from _unread(algorithm)
-    bounded = [field for field in ("difficulty_above", "difficulty_below", "difficulty_exponent") if getattr(algorithm, field) is not None]
+    difficulties = ("difficulty_above", "difficulty_below", "difficulty_exponent")
+    bounded = [field for field in difficulties if getattr(algorithm, field) is not None]
     if algorithm.reward_mean is not None and bounded:
         yield (
             f"algorithm.{to_camel(bounded[0])}: it reads the mean reward of a group, which rewardMean changes; remove "

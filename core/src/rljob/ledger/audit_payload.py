@@ -38,6 +38,7 @@ SELECT c.number, c.sample_number, c.sample, c.turn, c.branch, c.attempt, c.finis
 FROM completions c JOIN samples s ON s.number = c.sample_number ORDER BY c.sample_number, c.number
 """
 
+SEGMENTS = "SELECT segment FROM completions UNION SELECT segment FROM model_logprobs ORDER BY segment"
 LOGPROBS = """
 SELECT m.*, s.response_tokens FROM model_logprobs m JOIN samples s ON s.number = m.sample_number
 """
@@ -108,7 +109,7 @@ def _examine_logprobs(ledger: LedgerReader, sizes: Mapping[int, int], findings: 
 
 def _examine_segments(ledger: LedgerReader, present: set[int], findings: Findings) -> None:
     """Report lost segments. Covered segments are unlinked oldest first; any other missing segment is lost."""
-    referred = [row[0] for row in ledger.rows("SELECT DISTINCT segment FROM completions ORDER BY segment")]
+    referred = [row[0] for row in ledger.rows(SEGMENTS)]
     missing = [segment for segment in referred if segment not in present]
     if not missing:
         return

@@ -27,6 +27,7 @@ class BatchSample(msgspec.Struct, array_like=True):
     turn_rewards: list[float] = []  # of each turn by branch; empty unless the algorithm needs states
     turn_states: list[str] = []  # of each turn: equal for equal states; empty: unknown
     truncated: bool = False  # its last answer was cut at a limit of tokens
+    task: str = ""  # for metrics
 
 
 class Segment(msgspec.Struct, array_like=True):

@@ -21,7 +21,8 @@ def sequences_of(turns: Collection[TurnKey]) -> list[list[tuple[TurnKey, bool]]]
     last: dict[str, int] = {}
     for turn, branch in turns:
         last[branch] = max(turn, last.get(branch, 0))
-    found, known = [], set[TurnKey]()
+    found: list[list[tuple[TurnKey, bool]]] = []
+    known: set[TurnKey] = set()
     for end in last_turns((turn, branch) for branch, turn in last.items()):
         keys = path(end)
         found.append([(key, key not in known) for key in keys])

@@ -114,7 +114,7 @@ class TrainerRegistered(Message):
     unseen: list[int] = []
 
 
-class EarlierSteps(msgspec.Struct, array_like=True):
+class EarlierSteps(msgspec.Struct, array_like=True, frozen=True):
     """What the steps before a batch leave for it: the same when the batch is applied again."""
 
     samples: int = 0

@@ -80,6 +80,7 @@ class MicrobatchInputs:
     turns_BK: Tensor  # number of the turn of each token, from 0
     turns: int  # largest number of turns of a row
     current_B: Tensor  # bool: rows whose tokens are all of the version that the batch is applied to
+    tasks_B: Tensor | None = None  # number of the task of each row; None: there is one
     advantages_BK: Tensor = field(init=False)  # set once the advantages are known
 
 
@@ -112,6 +113,12 @@ def lay_out(plan: BatchPlan, rows: Mapping[int, Row], algorithm: Algorithm, worl
         for microbatches in plan.microbatches
     ]
     return Batch(plan.train, rows, minibatches, any(is_current(plan.train, i) for i in plan.first_trained))
+
+
+def task_names(train: Train) -> tuple[str, ...]:
+    """Return the names of the tasks of a batch, sorted; none if there is one."""
+    names = sorted({sample.task for sample in train.samples})
+    return tuple(names) if len(names) > 1 else ()
 
 
 def is_current(train: Train, i: int) -> bool:
@@ -154,14 +161,14 @@ def _inputs(
     weights_N: NDArray[np.float32],
     device: torch.device,
 ) -> MicrobatchInputs:
-    train = plan.train
+    train, numbers = plan.train, {name: number for number, name in enumerate(task_names(plan.train))}
     of_pieces = [rows[piece.sample].part(piece) for piece in pieces]
     tokens = collate(of_pieces, [train.samples[piece.sample].temperature for piece in pieces], device)
     turns = {piece.sample: rows[piece.sample].turns_L for piece in pieces}
 
     positions = sum(tokens.lengths) if plan.packed else tokens.token_ids_BL.numel()
 
-    def of_rows(values: Iterable[float | bool], dtype: torch.dtype) -> Tensor:
+    def of_rows(values: Iterable[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(list(values) or [0], dtype=dtype, device=device)
 
     return MicrobatchInputs(
@@ -174,6 +181,7 @@ def _inputs(
         at_targets(pieces, tokens, turns, np.int64),
         1 + max((len(rows[piece.sample].turn_ends) for piece in pieces), default=0),
         of_rows((is_current(train, piece.sample) for piece in pieces), torch.bool),
+        of_rows((numbers[train.samples[piece.sample].task] for piece in pieces), torch.int64) if numbers else None,
     )
 
 

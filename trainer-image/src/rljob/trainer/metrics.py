@@ -79,6 +79,11 @@ METRICS: dict[str, str] = {
 }
 """Name of each metric in StepDone → its meaning and unit; a share is of 1."""
 
+BY_TASK = (
+    *("clip_fraction", "clip_fraction_low", "clip_fraction_high", "ratio_mean", "ratio_max", "logprob_diff_mean"),
+    *("logprob_diff_max", "kl_k1", "kl_k3", "ess", "correction_mean", "masked_fraction", "entropy", "tokens"),
+)
+"""Metrics that a batch of several tasks has for each task too, as NAME/TASK."""
 NO_ADVANTAGE = 1e-6  # equal rewards give advantages of 0 except for rounding
 
 SUMS = (
@@ -104,7 +109,8 @@ class TokenStatistics:
     """
 
     device: torch.device
-    sums: Tensor = field(init=False)
+    tasks: tuple[str, ...] = ()  # names, if there are several
+    sums: Tensor = field(init=False)  # of all tokens, then of those of each task
     largest: Tensor = field(init=False)
     has_entropy: bool = False
     kl: dict[str, Tensor] = field(default_factory=dict)  # role of a model → sums of k1 and k3
@@ -112,8 +118,8 @@ class TokenStatistics:
     padding: int = 0
 
     def __post_init__(self) -> None:
-        self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=self.device)
-        self.largest = torch.zeros(3, dtype=torch.float64, device=self.device)
+        self.sums = torch.zeros(1 + len(self.tasks), len(SUMS), dtype=torch.float64, device=self.device)
+        self.largest = torch.zeros(1 + len(self.tasks), 3, dtype=torch.float64, device=self.device)
 
     @torch.no_grad()
     def add(
@@ -140,27 +146,39 @@ class TokenStatistics:
         self.padding += inputs.padding
         ratio_BK = objective.ratio_BK.double().where(mask_BK, 0.0)
         clipped_BK = objective.clipped_BK & mask_BK
-        count, zero = mask_BK.sum(dtype=torch.float64), torch.zeros_like(self.sums[0])
-        sums = [loss.double(), count, (clipped_BK & (ratio_BK < 1)).sum(), (clipped_BK & (ratio_BK > 1)).sum()]
-        sums += [ratio_BK.sum(), (ratio_BK - 1).abs().where(mask_BK, 0.0).sum()]
-        sums += [count, zero] if weights_BK is None else [weights_BK.sum(), (mask_BK & (weights_BK == 0)).sum()]
-        sums.append(zero if entropy_BK is None else entropy_BK.sum(dtype=torch.float64))
+        count_B = mask_BK.sum(-1, dtype=torch.float64)
+        zero_B = torch.zeros_like(count_B)
+        sums = [zero_B, count_B, (clipped_BK & (ratio_BK < 1)).sum(-1), (clipped_BK & (ratio_BK > 1)).sum(-1)]
+        sums += [ratio_BK.sum(-1), (ratio_BK - 1).abs().where(mask_BK, 0.0).sum(-1)]
+        if weights_BK is None:
+            sums += [count_B, zero_B]
+        else:
+            sums += [weights_BK.sum(-1, dtype=torch.float64), (mask_BK & (weights_BK == 0)).sum(-1)]
+        sums.append(zero_B if entropy_BK is None else entropy_BK.sum(-1, dtype=torch.float64))
         self.has_entropy = entropy_BK is not None
-        largest = largest_current = zero
+        largest_B = largest_current_B = zero_B
         if old_BK is None:
-            sums += [zero] * (len(SUMS) - len(sums))
+            sums += [zero_B] * (len(SUMS) - len(sums))
         else:
             mismatch_BK = (old_BK.double() - tokens.behavior_BK.double()).where(mask_BK, 0.0)
             weight_BK = mismatch_BK.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().where(mask_BK, 0.0)
-            sums += [count, mismatch_BK.abs().sum(), -mismatch_BK.sum()]
-            sums.append((weight_BK - 1 - mismatch_BK).where(mask_BK, 0.0).sum())
-            sums += [weight_BK.sum(), weight_BK.square().sum(), old_BK.double().where(mask_BK, 0.0).sum()]
+            sums += [count_B, mismatch_BK.abs().sum(-1), -mismatch_BK.sum(-1)]
+            sums.append((weight_BK - 1 - mismatch_BK).where(mask_BK, 0.0).sum(-1))
+            sums += [weight_BK.sum(-1), weight_BK.square().sum(-1), old_BK.double().where(mask_BK, 0.0).sum(-1)]
             current_BK = mask_BK & inputs.current_B.unsqueeze(-1)
             error_BK = mismatch_BK.abs().where(current_BK, 0.0)
-            sums += [current_BK.sum(), error_BK.sum()]
-            largest, largest_current = mismatch_BK.abs().max(), error_BK.max().nan_to_num(nan=math.inf)
-        self.sums += torch.stack([value.double() for value in sums])
-        self.largest = torch.maximum(self.largest, torch.stack([largest, ratio_BK.max(), largest_current]))
+            sums += [current_BK.sum(-1), error_BK.sum(-1)]
+            largest_B, largest_current_B = mismatch_BK.abs().amax(-1), error_BK.amax(-1).nan_to_num(nan=math.inf)
+        sums_BS = torch.stack([value.double() for value in sums], -1)
+        largest_B3 = torch.stack([largest_B, ratio_BK.amax(-1), largest_current_B], -1)
+        self.sums[0, 0] += loss.double()
+        self.sums[0] += sums_BS.sum(0)
+        self.largest[0] = torch.maximum(self.largest[0], largest_B3.amax(0))
+        if self.tasks:
+            assert inputs.tasks_B is not None, "of a batch with several tasks"
+            self.sums.index_add_(0, 1 + inputs.tasks_B, sums_BS)
+            places_B3 = (1 + inputs.tasks_B).unsqueeze(-1).expand_as(largest_B3)
+            self.largest.scatter_reduce_(0, places_B3, largest_B3, "amax")
 
     @torch.no_grad()
     def add_kl(self, role: str, log_ratio_BK: Tensor, mask_BK: Tensor) -> None:
@@ -178,45 +196,48 @@ class TokenStatistics:
 
     def current_mismatch(self, world: World) -> Mismatch:
         """Return the mismatch over all replicas, so far; all ranks take part."""
-        tokens, total = world.sum_over_data(self.sums[-2:].clone()).tolist()
-        largest = float(world.max_over_data(self.largest.clone())[2])
+        tokens, total = world.sum_over_data(self.sums[0, -2:].clone()).tolist()
+        largest = float(world.max_over_data(self.largest[0].clone())[2])
         return Mismatch(int(tokens), total / max(1.0, tokens), largest)
 
     def metrics(self, world: World, minibatches: int) -> dict[str, float]:
         """Return the metrics over all replicas, see ``METRICS``; all ranks take part."""
-        logprob_diff_max, ratio_max, _ = world.max_over_data(self.largest.clone()).tolist()
+        largest = world.max_over_data(self.largest.clone()).tolist()
+        sums = world.sum_over_data(self.sums.clone()).tolist()
         places = self.sums.new_tensor([self.positions, self.padding])
-        *sums, positions, padding = world.sum_over_data(torch.cat([self.sums, places])).tolist()
+        positions, padding = world.sum_over_data(places).tolist()
+        whole, *of_tasks = (self._of(*each) for each in zip(sums, largest, strict=True))
+        n = max(1.0, whole["tokens"])
+        kl = {role: (world.sum_over_data(sums.clone()) / n).tolist() for role, sums in self.kl.items()}
+        whole |= {"loss": sums[0][0] / minibatches, "padding_fraction": padding / positions}
+        for role, means in kl.items():
+            whole |= {f"{role}_kl_k{number}": mean for number, mean in zip((1, 3), means, strict=True)}
+        for task, metrics in zip(self.tasks, of_tasks, strict=True):
+            whole |= {f"{name}/{task}": metrics[name] for name in BY_TASK if name in metrics}
+        return whole
+
+    def _of(self, sums: list[float], largest: list[float]) -> dict[str, float]:
+        """Return the metrics of some tokens from their sums and largest values over all replicas."""
         total = dict(zip(SUMS, sums, strict=True))
         n, n_old = max(1.0, total["tokens"]), max(1.0, total["tokens_old"])
-        kl = {role: (world.sum_over_data(sums.clone()) / n).tolist() for role, sums in self.kl.items()}
-        return (
-            {
-                "loss": total["loss"] / minibatches,
-                "clip_fraction": (total["clipped_low"] + total["clipped_high"]) / n,
-                "clip_fraction_low": total["clipped_low"] / n,
-                "clip_fraction_high": total["clipped_high"] / n,
-                "ratio_mean": total["ratio"] / n,
-                "ratio_max": ratio_max,
-                "ratio_distance": total["distance"] / n,
-                "logprob_diff_mean": total["abs"] / n_old,
-                "logprob_diff_max": logprob_diff_max,
-                "kl_k1": total["k1"] / n_old,
-                "kl_k3": total["k3"] / n_old,
-                "ess": total["weight"] ** 2 / (n_old * total["weight_squared"]) if total["tokens_old"] else 1.0,
-                "correction_mean": total["correction"] / n,
-                "masked_fraction": total["masked"] / n,
-                "training_log_ppl": -total["logprob"] / n_old,
-                "tokens": total["tokens"],
-                "padding_fraction": padding / positions,
-            }
-            | ({"entropy": total["entropy"] / n} if self.has_entropy else {})
-            | {
-                f"{role}_kl_k{number}": mean
-                for role, means in kl.items()
-                for number, mean in zip((1, 3), means, strict=True)
-            }
-        )
+        metrics = {
+            "clip_fraction": (total["clipped_low"] + total["clipped_high"]) / n,
+            "clip_fraction_low": total["clipped_low"] / n,
+            "clip_fraction_high": total["clipped_high"] / n,
+            "ratio_mean": total["ratio"] / n,
+            "ratio_max": largest[1],
+            "ratio_distance": total["distance"] / n,
+            "logprob_diff_mean": total["abs"] / n_old,
+            "logprob_diff_max": largest[0],
+            "kl_k1": total["k1"] / n_old,
+            "kl_k3": total["k3"] / n_old,
+            "ess": total["weight"] ** 2 / (n_old * total["weight_squared"]) if total["tokens_old"] else 1.0,
+            "correction_mean": total["correction"] / n,
+            "masked_fraction": total["masked"] / n,
+            "training_log_ppl": -total["logprob"] / n_old,
+            "tokens": total["tokens"],
+        }
+        return metrics | ({"entropy": total["entropy"] / n} if self.has_entropy else {})
 
 
 class Stopwatch:

@@ -26,7 +26,7 @@ from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
 from rljob.trainer.algorithms.needs import failure, load_function, needs
 from rljob.trainer.algorithms.stabilizers import shape_rewards, shape_tokens, stabilize
 from rljob.trainer.backends.base import Backend, Critic, FrozenModel, Loss, OptimizerUpdate, Output
-from rljob.trainer.batch import Batch, Microbatch, MicrobatchInputs, Row, at_targets, lay_out
+from rljob.trainer.batch import Batch, Microbatch, MicrobatchInputs, Row, at_targets, lay_out, task_names
 from rljob.trainer.batch_plan import BatchPlan, plan_batch
 from rljob.trainer.critic_step import train_critic
 from rljob.trainer.errors import UnrecoverableError
@@ -105,7 +105,7 @@ def apply_batch(
     if penalizes_rewards(algorithm):
         rewards, samples = penalize(batch, rewards, scores, algorithm, world)
     advantages_N = set_advantages(batch, rewards, samples, scores, algorithm, world)
-    run, statistics = _runner(backend, algorithm), TokenStatistics(world.device)
+    run, statistics = _runner(backend, algorithm), TokenStatistics(world.device, task_names(train))
     metrics: dict[str, float] = {}
     if critic is not None:
         metrics |= train_critic(critic, batch, rewards, scores, algorithm, world, checks)

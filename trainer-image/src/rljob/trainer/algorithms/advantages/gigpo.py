@@ -5,6 +5,8 @@ Shapes: N samples of the batch, L tokens of a sample, S turns of a sample.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from rljob.protocol.batch_samples import BatchSample
@@ -31,7 +33,7 @@ def gigpo(inputs: AdvantageInputs) -> dict[int, Floats]:
     return advantages
 
 
-def step_advantages(samples: list[BatchSample], discount: float) -> list[Floats]:
+def step_advantages(samples: Sequence[BatchSample], discount: float) -> list[Floats]:
     """Return the advantage of each step (S,) of each sample among the steps of its group from the same state; empty for
     a sample without states.
 
