@@ -1,7 +1,8 @@
 """examples/three_rewards.yaml without fakes: the quickstart's model learns with mathematics, code in the sandbox and a
 judge in a frozen pool. The judge is a tiny model that always gives the same score; its engine is killed once.
 
-A second job has a loop that asks the same pool."""
+A second job has a loop that asks the same pool. In a third one the pool has the policy's first weights, from which the KL
+divergence is measured."""
 
 from __future__ import annotations
 
@@ -111,4 +112,30 @@ def test_a_loop_asks_a_teacher_of_the_job_whose_engine_and_runner_are_killed(tmp
         assert sorted((answer.text, answer.finish) for answer in sample.answers) == [("[[7", "stop"), ("[[7]]", "stop")]
         _, second = sample.turns
         assert second.given == "\n[[7]]\n[[7", "the answers are the observation before the second turn"
+    assert "restarting it" in (directory / "logs/rollout-judge-0.log").read_text()
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not THOROUGH, reason="two minutes; test_model_logprobs.py has such a job with fakes")
+def test_the_kl_divergence_is_measured_from_a_pool_whose_engine_is_killed(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    path = manifest_of(tmp_path, tmp_path / "policy", loop="single_turn")
+    body = yaml.safe_load(path.read_text())
+    body["spec"]["algorithm"] = {"preset": "remax", "klCoefficient": 0.1, "klTarget": 1e-3, "referencePool": "judge"}
+    path.write_text(yaml.safe_dump(body))
+    with rljob_run(path, directory) as run:
+        run.wait(lambda: run.step() >= 1, seconds=900)
+        os.kill(run.server("rollout-judge-0"), signal.SIGKILL)
+        assert run.process.wait(900) == 0, run.output()
+    report = audit(directory)
+    assert report.ok and report.finished, [problem for check in report.checks for problem in check.problems]
+    with LedgerReader(directory) as ledger:
+        ends = Counter(row["state"] for row in ledger.rows("SELECT state FROM samples"))
+        steps = [json.loads(row["metrics"]) for row in ledger.rows("SELECT metrics FROM applied ORDER BY step")]
+    assert ends["trained"] == STEPS * 16 and ends["baseline"] == STEPS * 4 and ends["failed"] == 0
+    distances = [step["reference_kl_k3"] for step in steps]
+    assert distances[0] < 1e-9, "the first weights are those of the reference, except for the noise of the engine"
+    assert all(distance > 1e-9 for distance in distances[1:]), "and later ones are not"
+    assert steps[1]["kl_coefficient"] == pytest.approx(0.1 * (1 - 0.2 / 20)), "a divergence below its target"
     assert "restarting it" in (directory / "logs/rollout-judge-0.log").read_text()

@@ -1,5 +1,5 @@
 """A judge and a reward model in frozen pools, in pods: the reward reaches the engine by a Service, and a deleted engine
-loses no sample."""
+loses no sample. The judge is also the reference of the KL divergence: runners ask it for log-probabilities."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def manifest() -> Object:
         tasks=[spec["tasks"][0] | {"moreRewards": [{"name": "clear", "weight": 0.1}]}],
         rewards=[*spec["rewards"], clear],
         rollouts=[*spec["rollouts"], pool],
+        algorithm=spec["algorithm"] | {"klCoefficient": 0.01, "referencePool": "judge"},
     )
     body["metadata"]["name"] = "judged"
     return body
@@ -89,4 +90,10 @@ def test_a_job_trains_with_a_model_in_a_frozen_pool_whose_pod_is_deleted(
     assert job.ledger("SELECT reason FROM samples WHERE state = 'failed' LIMIT 3") == []
     asked = job.ledger(f"SELECT COUNT(*) AS n FROM scores WHERE metrics LIKE '%{metric}%'")
     assert asked[0]["n"] > 0
+    if "referencePool" in body["spec"]["algorithm"]:
+        [counts] = job.ledger(
+            "SELECT (SELECT COUNT(*) FROM model_logprobs WHERE role = 'reference') AS known,"
+            " (SELECT COUNT(*) FROM samples WHERE reward IS NOT NULL) AS scored"
+        )
+        assert counts["known"] == counts["scored"] > 0
     node.api.delete(f"/api/v1/namespaces/{job.namespace}")
