@@ -76,10 +76,10 @@ class Trainer:
             for parameter in self.model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.02)
 
-    def logprobs(self, tokens):
+    def logprobs(self, tokens, temperature=1.0):
         """Return the log-probability of each token but the first."""
         with torch.no_grad():
-            logits = self.model(torch.tensor([tokens])).logits[0, :-1]
+            logits = self.model(torch.tensor([tokens])).logits[0, :-1] / temperature
         chosen = torch.tensor(tokens[1:]).unsqueeze(-1)
         return torch.log_softmax(logits, -1).gather(-1, chosen).squeeze(-1).tolist()
 
@@ -173,10 +173,10 @@ class Run:
             p for p in psutil.Process(self.process.pid).children() if "rollout.adapters" in " ".join(p.cmdline())
         )
 
-    def check(self, prompt, completion):
+    def check(self, prompt, completion, temperature=1.0):
         """Compare a completion of one version with the trainer's model."""
         tokens = ints(completion.token_ids)
-        expected = self.trainer.logprobs([*prompt, *tokens])[len(prompt) - 1 :]
+        expected = self.trainer.logprobs([*prompt, *tokens], temperature)[len(prompt) - 1 :]
         worst = max(abs(a - b) for a, b in zip(floats(completion.logprobs), expected, strict=True))
         assert worst <= TOLERANCE
 

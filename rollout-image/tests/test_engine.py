@@ -51,8 +51,7 @@ async def test_logprobs_equal_the_trainers_and_tokens_are_of_one_version(run):
             assert done.finish == "length"
             assert len(ints(done.token_ids)) == 30
             assert done.spans == [VersionSpan(run.trainer.version, 0, 30)]
-            if temperature == 1.0:
-                run.check(prompt, done)
+            run.check(prompt, done, temperature)
 
 
 async def test_more_prompt_tokens_than_a_step_takes_are_served(run):
