@@ -106,6 +106,9 @@ def test_files_fields_and_commands_that_a_page_names_exist(page):
             for word in span.removeprefix("python -m ").split():
                 if word.endswith(".py"):
                     assert (ROOT / word).exists(), span
+                elif ".py::" in word:
+                    file, _, test = word.partition("::")
+                    assert f"def {test}(" in (ROOT / file).read_text(), span
                 elif re.fullmatch(r"\w+(\.\w+)+", word) and not word.startswith("rljob."):
                     assert is_program(word), span
         elif span.startswith("rljob "):
