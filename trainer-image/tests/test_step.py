@@ -439,7 +439,7 @@ def test_samples_without_an_advantage_are_computed_if_something_needs_them(job, 
     monkeypatch.setitem(sys.modules, "mine", mine)
 
     def trained(train: Train, **fields: object) -> int:
-        return plan_step(train, algorithm.model_copy(update=fields), world, 60).trained
+        return int(plan_step(train, algorithm.model_copy(update=fields), world, 60).trained_N.sum())
 
     assert trained(train) == trained(train, objective="mine:multiple") == 0
     assert trained(train, entropy_coefficient=0.1) == 12
@@ -560,6 +560,8 @@ def test_a_batch_of_several_tasks_has_metrics_of_each(world, job, batch, model_d
 
     train, shard = batch()
     names = ["b" if sample.group in ("g0", "g3") else "a" for sample in train.samples]
+    for sample in train.samples[:3]:
+        sample.reward = 1.0  # of all of g0: they are not trained
     whole = metrics(train, shard, 10_000)
     assert not any("/" in name for name in whole)
     changing = {"memory_peak_bytes", *(name for name in whole if "seconds" in name)}
@@ -571,7 +573,10 @@ def test_a_batch_of_several_tasks_has_metrics_of_each(world, job, batch, model_d
         name: pytest.approx(value) for name, value in whole.items() if name not in changing
     }
     tokens = {name: found[f"tokens/{name}"] for name in "ab"}
-    assert tokens == {name: sum(s.response_tokens for s in train.samples if s.task == name) for name in "ab"}
+    trained = {name: [s for s in train.samples[3:] if s.task == name] for name in "ab"}
+    assert tokens == {name: sum(s.response_tokens for s in trained[name]) for name in "ab"}
+    assert {name: found[f"samples_trained/{name}"] for name in "ab"} == {name: len(trained[name]) for name in "ab"}
+    assert (found["samples/a"], found["samples/b"], found["samples"]) == (6, 6, 12)
     for name in ("kl_k1", "kl_k3", "logprob_diff_mean", "clip_fraction", "masked_fraction", "ratio_mean"):
         mean = sum(tokens[task] * found[f"{name}/{task}"] for task in "ab") / sum(tokens.values())
         assert found[name] == pytest.approx(mean, rel=1e-6), name

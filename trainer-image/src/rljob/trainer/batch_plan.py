@@ -51,7 +51,7 @@ class BatchPlan:
     """Plan of a batch for one data-parallel rank."""
 
     train: Train
-    trained: int  # number of trained samples
+    trained_N: NDArray[np.bool_]  # whether each sample is trained
     first_trained: list[int]  # trained samples of the first minibatch, of all ranks
     minibatches: list[list[int]]  # samples of each minibatch, trained or not
     microbatches: list[list[list[int]]]  # of each minibatch: rows of each of this rank's microbatches
@@ -107,7 +107,7 @@ def plan_batch(
     total = sum(length for length, sample in zip(tokens, owners, strict=True) if trained_N[sample])
     lockstep = slowest * ranks / total if total else 1.0
     mine = [plan[rank] for plan in plans]
-    return BatchPlan(train, int(trained_N.sum()), of_parts[0], parts, mine, lockstep, packed)
+    return BatchPlan(train, trained_N, of_parts[0], parts, mine, lockstep, packed)
 
 
 def sequences(samples: Sequence[BatchSample]) -> list[BatchSequence]:

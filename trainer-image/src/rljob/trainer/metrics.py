@@ -16,11 +16,13 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rljob.trainer.algorithms.objectives.base import MAX_LOG_RATIO, Objective
@@ -82,6 +84,7 @@ METRICS: dict[str, str] = {
 BY_TASK = (
     *("clip_fraction", "clip_fraction_low", "clip_fraction_high", "ratio_mean", "ratio_max", "logprob_diff_mean"),
     *("logprob_diff_max", "kl_k1", "kl_k3", "ess", "correction_mean", "masked_fraction", "entropy", "tokens"),
+    *("samples", "samples_trained"),
 )
 """Metrics that a batch of several tasks has for each task too, as NAME/TASK."""
 NO_ADVANTAGE = 1e-6  # equal rewards give advantages of 0 except for rounding
@@ -273,6 +276,14 @@ class Stopwatch:
 
     def _add(self, name: str, seconds: float) -> None:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+
+def sample_metrics(task_N: Sequence[str], trained_N: NDArray[np.bool_], tasks: Sequence[str]) -> dict[str, float]:
+    """Return the numbers of samples of a batch and of those that are trained, see ``METRICS``; also of each of
+    ``tasks``."""
+    chosen = {"": np.ones(len(trained_N), np.bool_)} | {f"/{task}": np.equal(task_N, task) for task in tasks}
+    metrics = {f"samples{name}": float(own_N.sum()) for name, own_N in chosen.items()}
+    return metrics | {f"samples_trained{name}": float((own_N & trained_N).sum()) for name, own_N in chosen.items()}
 
 
 def advantage_metrics(advantages_N: Tensor) -> dict[str, float]:

@@ -31,7 +31,7 @@ from rljob.trainer.batch_plan import BatchPlan, plan_batch
 from rljob.trainer.critic_step import train_critic
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.kl_terms import penalize, teacher_terms
-from rljob.trainer.metrics import TokenStatistics, advantage_metrics, memory_peak
+from rljob.trainer.metrics import TokenStatistics, advantage_metrics, memory_peak, sample_metrics
 from rljob.trainer.policy_loss import PolicyLoss
 from rljob.trainer.process_group import World
 from rljob.trainer.scores import Scores, score
@@ -133,7 +133,7 @@ def apply_batch(
     metrics |= _update_metrics(updates) | {"lockstep": plan.lockstep}
     if algorithm.kl_coefficient is not None:
         metrics["kl_coefficient"] = algorithm.kl_coefficient
-    metrics |= {"samples": float(len(train.samples)), "samples_trained": float(plan.trained)}
+    metrics |= sample_metrics([sample.task for sample in train.samples], plan.trained_N, statistics.tasks)
     metrics |= {"memory_peak_bytes": memory_peak(world)} | backend.metrics()
     for model in dict.fromkeys(models.values()):
         for name, value in model.metrics().items():
