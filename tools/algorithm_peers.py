@@ -265,6 +265,13 @@ def trl_losses(text: str, trl: dict[str, Any]) -> Iterator[tuple[str, dict[str, 
     yield "cispo", cispo, case("cispo", epsilon_high=1.28)
     sapo = {"objective": "sapo", "correction": "none", "aggregation": "seq_mean_token_mean"}
     yield "sapo", sapo, case("sapo")
+    vespo = {"objective": "vespo", "correction": "none"}
+    yield "vespo", vespo, case("vespo")
+    unbounded = {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 1e9}
+    engine = {"use_vllm": True, "vllm_importance_sampling_clip_min": None, **unbounded}
+    yield "vespo against the engine", vespo | {"ratio": "behavior"}, case("vespo", **engine)
+    luspo = fields | {"objective": "gspo", "aggregation": "seq_mean_token_sum"}
+    yield "luspo", luspo, case("luspo", "sequence")
     masked = fields | {"maskNegativeKl": 0.05}
     yield "off-policy mask", masked, case("bnpo", off_policy_mask_threshold=0.05)
     for mode, correction, level in (
@@ -286,7 +293,7 @@ def _trl_trainer(loss_type: str, level: str, logprobs_BT: Tensor, trl: dict[str,
     none = torch.zeros_like(logprobs_BT.detach())
     args = SimpleNamespace(
         delta=None, sapo_temperature_pos=1.0, sapo_temperature_neg=1.05, steps_per_generation=1,
-        use_bias_correction_kl=False,
+        use_bias_correction_kl=False, vespo_k_pos=2.0, vespo_lambda_pos=3.0, vespo_k_neg=3.0, vespo_lambda_neg=2.0,
     )  # fmt: skip
     accelerator = SimpleNamespace(
         num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, sync_gradients=False
@@ -299,6 +306,7 @@ def _trl_trainer(loss_type: str, level: str, logprobs_BT: Tensor, trl: dict[str,
         "model": SimpleNamespace(training=True), "current_gradient_accumulation_steps": 1,
         "max_completion_length": MAX_TOKENS, "accelerator": accelerator, "_entropy_bonus_enabled": False,
         "_metrics": defaultdict(lambda: defaultdict(list)), "get_off_policy_mask": trl["get_off_policy_mask"],
+        "get_gamma_weights": torch.no_grad()(trl["get_gamma_weights"]),  # its decorator in TRL
     }  # fmt: skip
 
 

@@ -108,6 +108,7 @@ MEGATRON = given(trainer__backend="megatron", trainer__processesPerNode=5)
 UNCORRECTED = given(algorithm={"correction": "none"})
 BEHAVIOR = given(algorithm={"ratio": "behavior", "correction": "none"})
 SAPO = given(algorithm={"preset": "sapo", "ratio": "behavior", "correction": "none"})
+VESPO = given(algorithm={"objective": "vespo", "ratio": "behavior", "correction": "none"})
 PPO = given(algorithm={"preset": "ppo"})
 TWO_REWARDS = given(
     rewards=[
@@ -191,6 +192,10 @@ ROWS: dict[str, Outcome] = {
     "spec.algorithm.dualClip": Shows(c.trained, 1.1, BEHAVIOR),
     "spec.algorithm.gatePositive": Shows(c.trained, 3, SAPO),
     "spec.algorithm.gateNegative": Shows(c.trained, 3, SAPO),
+    "spec.algorithm.kernelPowerPositive": Shows(c.trained, 1, VESPO),
+    "spec.algorithm.kernelDecayPositive": Shows(c.trained, 1, VESPO),
+    "spec.algorithm.kernelPowerNegative": Shows(c.trained, 1, VESPO),
+    "spec.algorithm.kernelDecayNegative": Shows(c.trained, 1, VESPO),
     "spec.algorithm.logRatioPenalty": Shows(c.trained, 1, given(algorithm={"preset": "kimi", "minibatches": 2})),
     "spec.algorithm.positiveCoefficient": Shows(c.trained, 0.1),
     "spec.algorithm.entropyCoefficient": Shows(c.trained, 0.1),

@@ -85,6 +85,12 @@ def objective(s: Algorithm, tokens: Tokens, n: int, t: int, now: Any) -> Any:
     if s.objective == "sapo":
         tau = s.gate_positive if a > 0 else s.gate_negative
         return 1 / (1 + np.exp(-tau * (ratio - 1))) * 4 / tau * a
+    if s.objective == "vespo":
+        w = np.exp(clamp(sum(fixed[k] - denominators[k] for k in range(len(fixed))), -20, 20))
+        k, decay = s.kernel_power_negative, s.kernel_decay_negative
+        if a > 0:
+            k, decay = s.kernel_power_positive, s.kernel_decay_positive
+        return np.exp(decay) * w**k * np.exp(-decay * w) * a * now
     assert s.objective == "kimi"
     return a * now - s.log_ratio_penalty / 2 * clamp(now - denominators[t], -20, 20) ** 2
 

@@ -23,6 +23,7 @@ from rljob.trainer.process_group import World
 EXACT = {"rtol": 1e-12, "atol": 1e-15}
 IN_LOSS = ("k2", "k3", "k3_unbiased")
 LEVELS = ("token", "segment", "sequence", "geometric")
+SIGNS = ("Positive", "Negative")
 MASKED: dict[str, float] = {
     "mask_geometric_below": 0.95,
     "mask_geometric_above": 1.05,
@@ -190,7 +191,15 @@ def test_a_mask_removes_the_gradient_of_its_tokens_and_changes_no_other(mask, ag
     assert statistics.metrics(world, 1)["masked_fraction"] == pytest.approx(flat.mean())
 
 
-@pytest.mark.parametrize("fields", [*({"preset": preset} for preset in PRESETS), {"klCoefficient": 0.3}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"preset": preset} for preset in PRESETS),
+        *({"objective": objective} for objective in OBJECTIVES),
+        {"klCoefficient": 0.3},
+    ],
+    ids=str,
+)
 def test_microbatches_order_padding_and_nan_outside_the_mask_change_nothing(fields):
     made, tokens = algorithm(**fields), make_tokens()
     loss, gradient, _ = run(made, tokens)
@@ -236,9 +245,24 @@ def test_one_update_per_batch_is_on_policy_against_proximal_and_off_policy_again
     assert statistics.metrics(world, 1)["clip_fraction"] == 0
     made = made.model_copy(update={"ratio": "behavior"})
     _, behavior, statistics = run(made, replace(tokens, rewards=[0.0] * 6))
-    if objective not in ("raft_pp", "sapo", "kimi", "gspo", "gpg"):  # positive samples; no clip; a mean hardly differs
+    if objective not in ("raft_pp", "sapo", "vespo", "kimi", "gspo", "gpg"):  # positive samples; no clip; a mean hardly differs
         assert statistics.metrics(world, 1)["clip_fraction"] > 0
     assert objective in ("kimi", "gpg") or not np.allclose(np.concatenate(behavior), np.concatenate(gradient))
+
+
+@pytest.mark.parametrize("power", [0.0, 10.0])
+@pytest.mark.parametrize("decay", [0.1, 10.0])
+@pytest.mark.parametrize("drift", [-500.0, -20.0, 0.0, np.log(100), 20.0, 500.0])
+def test_the_kernel_of_vespo_is_finite_in_float32_at_the_bounds_of_its_fields(power, decay, drift):
+    tokens = make_tokens()
+    tokens = replace(tokens, old=[[x - drift / len(own) for x in own] for own in tokens.now])
+    kernel = {f"kernel{name}{sign}": x for name, x in (("Power", power), ("Decay", decay)) for sign in SIGNS}
+    made = algorithm(objective="vespo", correction="none", aggregation="seq_mean_token_sum", **kernel)
+    _, gradient, _ = run(made, tokens)
+    weights = -6 * np.concatenate(gradient) / np.concatenate(tokens.advantages)
+    assert (weights.astype(np.float32) <= 1e16).all()
+    if not drift:
+        np.testing.assert_allclose(weights, 1, rtol=1e-12)
 
 
 def test_weights_are_the_used_ones_and_carry_no_gradient():

@@ -86,6 +86,14 @@ class Algorithm(Model):
     """τ of `sapo` for positive advantages."""
     gate_negative: Annotated[float, Field(gt=0, le=100)] | None = None
     """τ of `sapo` for other advantages."""
+    kernel_power_positive: Annotated[float, Field(ge=0, le=10)] | None = None
+    """k of `vespo` for positive advantages: samples whose ratio is below k/λ get less weight."""
+    kernel_decay_positive: Annotated[float, Field(ge=0.1, le=10)] | None = None
+    """λ of `vespo` for positive advantages: samples whose ratio is above k/λ get less weight."""
+    kernel_power_negative: Annotated[float, Field(ge=0, le=10)] | None = None
+    """k of `vespo` for other advantages."""
+    kernel_decay_negative: Annotated[float, Field(ge=0.1, le=10)] | None = None
+    """λ of `vespo` for other advantages."""
     log_ratio_penalty: Annotated[float, Field(ge=0, le=100)] | None = None
     """τ of `kimi`: weight of the squared log-ratio."""
     positive_coefficient: Annotated[float, Field(gt=0, le=100)] | None = None

@@ -44,6 +44,7 @@ _ADVANTAGES, _OBJECTIVES = "rljob.trainer.algorithms.advantages", "rljob.trainer
 _CORRECTIONS, _AGGREGATION = "rljob.trainer.algorithms.corrections", "rljob.trainer.algorithms.aggregation"
 _KL = "rljob.trainer.algorithms.kl_estimators"
 _CLIPS = ("clip_low", "clip_high", "dual_clip")
+_KERNEL = ("kernel_power_positive", "kernel_decay_positive", "kernel_power_negative", "kernel_decay_negative")
 
 ADVANTAGES: Functions = {
     "group_normalized": AlgorithmFunction(f"{_ADVANTAGES}.group:group_normalized", from_scalars=True),
@@ -86,6 +87,7 @@ OBJECTIVES: Functions = {
     "topr": AlgorithmFunction(f"{_OBJECTIVES}.truncated:topr", follows_rewards=True),
     "raft_pp": AlgorithmFunction(f"{_OBJECTIVES}.ppo_clip:raft_pp", reads=_CLIPS, follows_rewards=True),
     "sapo": AlgorithmFunction(f"{_OBJECTIVES}.sapo:sapo", reads=("gate_positive", "gate_negative")),
+    "vespo": AlgorithmFunction(f"{_OBJECTIVES}.vespo:vespo", reads=_KERNEL),
     "kimi": AlgorithmFunction(f"{_OBJECTIVES}.kimi:kimi", reads=("log_ratio_penalty",), needs_all_samples=True),
 }
 CORRECTIONS: Functions = {
