@@ -86,6 +86,7 @@ GOOD = [
     Case("the smallest manifest", (), ""),
     Case("null for optional fields", ("spec.algorithm.dualClip=null", "spec.evaluation=null"), ""),
     Case("fields of a preset set by the user", ("spec.algorithm={preset: dr_grpo, clipLow: 0.3, minibatches: 2}",), ""),
+    Case("KL-Cov with several updates", ("spec.algorithm={objective: kl_cov, minibatches: 2}",), ""),
     Case("no dual clip", ("spec.algorithm.dualClip=0",), ""),
     Case("a preset whose ratio is behavior", ("spec.algorithm.preset=topr",), ""),
     Case("ratio behavior without a correction", ("spec.algorithm={ratio: behavior, correction: none}",), ""),
@@ -471,6 +472,20 @@ FIELDS = [
         "algorithm.correction: icepop with ratio behavior weights",
         "with ratio behavior the mismatch between engine and trainer is weighted twice",
         "CEL messages contain no values",
+    ),
+    Case(
+        "a penalty of KL-Cov on ratios that are 1",
+        ("spec.algorithm.objective=kl_cov",),
+        "algorithm.minibatches: with one update per batch and ratio proximal the ratio is 1",
+        "",
+        MANY,
+    ),
+    Case(
+        "bounds of the covariance in the wrong order",
+        ("spec.algorithm={objective: clip_cov, covarianceLow: 6}",),
+        "algorithm.covarianceLow: 6 is not below covarianceHigh, 5; lower it",
+        "",
+        MANY,
     ),
     Case(
         "a dual clip below 1",

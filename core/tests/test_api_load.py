@@ -347,6 +347,10 @@ def test_the_needs_of_an_algorithm_are_explained(manifest):
     assert "before the batch, one forward pass before the advantages" in needs(
         "spec.algorithm={klCoefficient: 0.1, klIn: reward}"
     )
+    assert needs("spec.algorithm.objective=clip_cov") == (
+        "the algorithm needs the log-probabilities before the batch, one forward pass before the advantages; samples "
+        "whose advantage is 0 are computed"
+    )
     assert "of the teacher model (big), one forward pass" in needs(*WITH_TEACHER)
     assert needs("spec.algorithm.preset=ppo").endswith(
         "the algorithm needs the values of a critic, which starts from the model policy and is trained: one forward "

@@ -109,6 +109,8 @@ UNCORRECTED = given(algorithm={"correction": "none"})
 BEHAVIOR = given(algorithm={"ratio": "behavior", "correction": "none"})
 SAPO = given(algorithm={"preset": "sapo", "ratio": "behavior", "correction": "none"})
 VESPO = given(algorithm={"objective": "vespo", "ratio": "behavior", "correction": "none"})
+CLIP_COV = given(algorithm={"objective": "clip_cov", "covarianceShare": 0.2, "covarianceLow": 0})
+KL_COV = given(algorithm={"objective": "kl_cov", "ratio": "behavior", "correction": "none"})
 PPO = given(algorithm={"preset": "ppo"})
 TWO_REWARDS = given(
     rewards=[
@@ -196,6 +198,10 @@ ROWS: dict[str, Outcome] = {
     "spec.algorithm.kernelDecayPositive": Shows(c.trained, 1, VESPO),
     "spec.algorithm.kernelPowerNegative": Shows(c.trained, 1, VESPO),
     "spec.algorithm.kernelDecayNegative": Shows(c.trained, 1, VESPO),
+    "spec.algorithm.covarianceShare": Shows(c.trained, 0.5, CLIP_COV),
+    "spec.algorithm.covarianceLow": Shows(c.trained, 0.5, CLIP_COV),
+    "spec.algorithm.covarianceHigh": Shows(c.trained, 1e-3, CLIP_COV),
+    "spec.algorithm.covariancePenalty": Shows(c.trained, 10, KL_COV),
     "spec.algorithm.logRatioPenalty": Shows(c.trained, 1, given(algorithm={"preset": "kimi", "minibatches": 2})),
     "spec.algorithm.positiveCoefficient": Shows(c.trained, 0.1),
     "spec.algorithm.entropyCoefficient": Shows(c.trained, 0.1),

@@ -29,6 +29,7 @@ class Tokens:
     rewards: list[float]
     limits: list[int]
     reference: list[list[float]] = field(default_factory=list)
+    keys: list[list[float]] = field(default_factory=list)
 
     def without(self, removed: int) -> Tokens:
         """Return the minibatch without one sample."""
@@ -49,6 +50,25 @@ def ppo(ratio: Any, advantage: float, s: Algorithm) -> Any:
     if s.dual_clip and advantage < 0 and value.real < s.dual_clip * advantage:
         return s.dual_clip * advantage
     return value
+
+
+def selected(s: Algorithm, tokens: Tokens) -> list[tuple[int, int]]:
+    """Return sample and place of the tokens that the objective selects."""
+    places = [(n, t) for n, own in enumerate(tokens.old) for t in range(len(own))]
+    advantage = np.mean([tokens.advantages[n][t] for n, t in places])
+    logprob = np.mean([tokens.old[n][t] for n, t in places])
+    covariance = {(n, t): (tokens.advantages[n][t] - advantage) * (tokens.old[n][t] - logprob) for n, t in places}
+    count = max(1, int(s.covariance_share * len(places)))
+    if s.objective == "kl_cov":
+        return sorted(places, key=lambda p: (-covariance[p], tokens.keys[p[0]][p[1]]))[:count]
+
+    def clipped(n: int, t: int) -> bool:
+        ratio = np.exp(tokens.old[n][t] - tokens.engine[n][t]) if s.ratio == "behavior" else 1.0
+        sign = np.sign(tokens.advantages[n][t])
+        return bool((sign > 0 and ratio > 1 + s.clip_high) or (sign < 0 and ratio < 1 - s.clip_low))
+
+    inside = [p for p in places if s.covariance_low < covariance[p] < s.covariance_high and not clipped(*p)]
+    return sorted(inside, key=lambda p: tokens.keys[p[0]][p[1]])[:count]
 
 
 def objective(s: Algorithm, tokens: Tokens, n: int, t: int, now: Any) -> Any:
@@ -91,6 +111,12 @@ def objective(s: Algorithm, tokens: Tokens, n: int, t: int, now: Any) -> Any:
         if a > 0:
             k, decay = s.kernel_power_positive, s.kernel_decay_positive
         return np.exp(decay) * w**k * np.exp(-decay * w) * a * now
+    if s.objective == "clip_cov":
+        return 0 * now if (n, t) in selected(s, tokens) else ppo(ratio, a, s)
+    if s.objective == "kl_cov":
+        log_ratio = clamp(now - denominators[t], -20, 20)
+        distance = np.sign(np.real(log_ratio)) * log_ratio
+        return ratio * a - (s.covariance_penalty * distance if (n, t) in selected(s, tokens) else 0)
     assert s.objective == "kimi"
     return a * now - s.log_ratio_penalty / 2 * clamp(now - denominators[t], -20, 20) ** 2
 

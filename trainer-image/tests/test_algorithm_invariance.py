@@ -40,6 +40,12 @@ STABILIZED = {
     "correctionLevel": "segment",
 }
 
+SELECTING = {
+    "clip_cov": {"objective": "clip_cov", "minibatches": 3, "covarianceShare": 0.2, "covarianceLow": 0.01},
+    "kl_cov": {"objective": "kl_cov", "minibatches": 3, "covarianceShare": 0.2, "covariancePenalty": 10},
+}
+"""Objectives that compare the tokens of the whole batch."""
+
 
 def update(world: World, source: Path, jobs: dict[str, RLJob], batch: tuple[Train, list[SampleTokens]], budget: int):
     """Return the metrics and the changed parameters of one batch by name of the job."""
@@ -89,6 +95,7 @@ def jobs(job, model_directory, tmp_path) -> dict[str, RLJob]:
     other = str(noisy_copy(model_directory, tmp_path / "other"))
     models = [{"name": "policy", "source": str(model_directory)}, {"name": "other", "source": other}]
     made |= {name: job(algorithm=fields, models=models, trainer=trainer) for name, fields in FROZEN.items()}
+    made |= {name: job(algorithm=fields, trainer=trainer) for name, fields in SELECTING.items()}
     return made | {"stabilized": job(algorithm=STABILIZED, trainer=trainer)}
 
 

@@ -14,6 +14,7 @@ from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import MASKS, PRESETS, fill
 from rljob.api.extensions import AGGREGATIONS, CORRECTIONS, OBJECTIVES
 from rljob.trainer.algorithms.needs import load_function
+from rljob.trainer.algorithms.token_selection import SelectionInputs, selection_of
 from rljob.trainer.backends.base import Output
 from rljob.trainer.batch import Microbatch, MicrobatchInputs
 from rljob.trainer.metrics import TokenStatistics
@@ -23,6 +24,10 @@ from rljob.trainer.process_group import World
 EXACT = {"rtol": 1e-12, "atol": 1e-15}
 IN_LOSS = ("k2", "k3", "k3_unbiased")
 LEVELS = ("token", "segment", "sequence", "geometric")
+FIELDS: dict[str, dict[str, float]] = {"clip_cov": {"covarianceLow": 50, "covarianceHigh": 60}}
+"""Objective → settings with which it selects no token."""
+NEVER_CLIPPED = ("raft_pp", "sapo", "vespo", "kl_cov", "kimi", "gspo", "gpg")
+"""Objectives of positive samples only, without a clip, or with a mean that hardly differs."""
 SIGNS = ("Positive", "Negative")
 MASKED: dict[str, float] = {
     "mask_geometric_below": 0.95,
@@ -53,7 +58,28 @@ def make_tokens(seed: int = 0) -> Tokens:
     turns = [np.sort(generator.integers(0, 3, n)).tolist() for n in lengths]
     reference = [(np.array(sample) + generator.standard_normal(len(sample))).tolist() for sample in now]
     rewards, limits = [1.0, 0.0, 0.5, 0.0, 1.0, -1.0], [20, 20, 20, 30, 30, 30]
-    return Tokens(now, old, engine, advantages, turns, rewards, limits, reference)
+    keys = [np.random.default_rng([seed, n]).random(n).tolist() for n in lengths]
+    return Tokens(now, old, engine, advantages, turns, rewards, limits, reference, keys)
+
+
+def selected_tokens(made: Algorithm, tokens: Tokens) -> list[list[bool]] | None:
+    """Return which tokens the objective selects, or None if it declares no selection."""
+    selection = selection_of(load_function(made, "objective"))
+    if selection is None:
+        return None
+    old_T = np.concatenate(tokens.old)
+    lengths = [len(own) for own in tokens.old]
+    inputs = SelectionInputs(
+        samples_T=np.repeat(np.arange(len(lengths)), lengths),
+        samples=len(lengths),
+        advantages_T=np.concatenate(tokens.advantages),
+        logprobs_T=old_T,
+        log_ratio_T=old_T - np.concatenate(tokens.engine) if made.ratio == "behavior" else 0 * old_T,
+        keys_T=np.concatenate(tokens.keys),
+        world=World(0, 1, torch.device("cpu"), None, dp_rank=0, dp_size=1),
+        algorithm=made,
+    )
+    return [part.tolist() for part in np.split(selection(inputs), np.cumsum(lengths)[:-1])]
 
 
 def rows_of(values: list[list[Any]], masks: list[list[bool]], outside: float) -> torch.Tensor:
@@ -87,7 +113,7 @@ def run(
         padding: positions added to each row.
         outside: log-probability at positions that are not of the model.
     """
-    samples = len(tokens.now)
+    samples, selected = len(tokens.now), selected_tokens(made, tokens)
     aggregation = load_function(made, "aggregation")
     weights = aggregation(np.array([len(sample) for sample in tokens.now]), np.array(tokens.limits))
     statistics = TokenStatistics(torch.device("cpu"))
@@ -106,6 +132,7 @@ def run(
         turns_BK, turns = rows(tokens.turns).long(), 1 + max(max(tokens.turns[n]) for n in part)
         made_inputs = MicrobatchInputs(part, microbatch, mask_BK.numel(), 0, of["w"], of["r"], turns_BK, turns, current)
         made_inputs.advantages_BK = rows(tokens.advantages)
+        made_inputs.selected_BK = None if selected is None else rows(selected).bool()
         inputs.append(made_inputs)
         outputs.append(rows(tokens.now, outside).requires_grad_())
         old.append(rows(tokens.old, outside))
@@ -164,6 +191,19 @@ def positive(tokens: Tokens) -> list[int]:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_loss_and_gradient_of_every_objective_equal_the_reference(objective, ratio):
     compare(algorithm(objective=objective, ratio=ratio, correction="none"), make_tokens())
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("ratio", ["behavior", "proximal"])
+@pytest.mark.parametrize(("share", "high"), [(1e-4, 5.0), (0.1, 5.0), (0.3, 0.4), (1.0, 5.0)])
+@pytest.mark.parametrize("objective", ["clip_cov", "kl_cov"])
+def test_objectives_that_select_tokens_by_their_covariance_equal_the_reference(objective, share, high, ratio, seed):
+    bounds = {"covarianceLow": 0.01, "covarianceHigh": high} if objective == "clip_cov" else {"covariancePenalty": 0.7}
+    made = algorithm(objective=objective, ratio=ratio, correction="none", covarianceShare=share, **bounds)
+    tokens = make_tokens(seed)
+    compare(made, tokens)
+    found = selected_tokens(made, tokens)
+    assert 0 < np.sum(np.concatenate(found)) <= max(1, int(share * 35))
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -238,14 +278,15 @@ def test_one_update_per_batch_is_on_policy_against_proximal_and_off_policy_again
     """With l = l_old the gradient against proximal is that of A·l; mistake 8: against behavior the clip still works."""
     tokens = make_tokens()
     tokens = replace(tokens, old=tokens.now, rewards=[1.0] * 6)
-    made = algorithm(objective=objective, correction="none", aggregation="seq_mean_token_sum")
+    plain = {"correction": "none", "aggregation": "seq_mean_token_sum"}
+    made = algorithm(objective=objective, **plain, **FIELDS.get(objective, {}))
     _, gradient, statistics = run(made, tokens)
     np.testing.assert_allclose(np.concatenate(gradient), -np.concatenate(tokens.advantages) / 6, **EXACT)
     world = World(0, 1, torch.device("cpu"), None, dp_rank=0, dp_size=1)
     assert statistics.metrics(world, 1)["clip_fraction"] == 0
     made = made.model_copy(update={"ratio": "behavior"})
     _, behavior, statistics = run(made, replace(tokens, rewards=[0.0] * 6))
-    if objective not in ("raft_pp", "sapo", "vespo", "kimi", "gspo", "gpg"):  # positive samples; no clip; a mean hardly differs
+    if objective not in NEVER_CLIPPED:
         assert statistics.metrics(world, 1)["clip_fraction"] > 0
     assert objective in ("kimi", "gpg") or not np.allclose(np.concatenate(behavior), np.concatenate(gradient))
 

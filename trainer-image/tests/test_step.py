@@ -22,6 +22,7 @@ from rljob.trainer.algorithms.advantages.base import per_batch
 from rljob.trainer.algorithms.needs import requires
 from rljob.trainer.algorithms.objectives.base import Objective, zero_without_advantage
 from rljob.trainer.algorithms.objectives.ppo_clip import ppo_clip
+from rljob.trainer.algorithms.token_selection import selects
 from rljob.trainer.backends.base import OptimizerUpdate
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.batch_plan import split_minibatches
@@ -268,6 +269,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_ends_the_run_after_three_i
         ({**UNCORRECTED, "veto_below": 1e-4, "minibatches": 3}, 2),
         ({**UNCORRECTED, "minibatches": 3, "advantage": "mine:advantage"}, 3),
         ({**UNCORRECTED, "minibatches": 3, "objective": "mine:objective"}, 2),
+        ({**UNCORRECTED, "minibatches": 3, "objective": "mine:selecting"}, 3),
     ],
 )
 def test_old_log_probabilities_cost_a_pass_only_where_something_needs_them(
@@ -276,6 +278,7 @@ def test_old_log_probabilities_cost_a_pass_only_where_something_needs_them(
     mine = SimpleNamespace(
         advantage=requires(old=True)(lambda inputs: inputs.scores.old_by_row()),
         objective=requires(old=True)(lambda inputs: ppo_clip(inputs)),
+        selecting=selects(lambda inputs: inputs.keys_T < 0.5)(lambda inputs: ppo_clip(inputs)),
     )
     monkeypatch.setitem(sys.modules, "mine", mine)
     made = job()

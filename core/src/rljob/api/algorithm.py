@@ -94,6 +94,14 @@ class Algorithm(Model):
     """k of `vespo` for other advantages."""
     kernel_decay_negative: Annotated[float, Field(ge=0.1, le=10)] | None = None
     """λ of `vespo` for other advantages."""
+    covariance_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the tokens of a batch that `clip_cov` leaves out, or `kl_cov` penalises; at least one token."""
+    covariance_low: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
+    """`clip_cov` leaves out tokens whose covariance (A − mean A)·(l_old − mean l_old) is higher."""
+    covariance_high: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
+    """`clip_cov` leaves out tokens whose covariance is lower."""
+    covariance_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    """β of `kl_cov`: weight of the absolute log-ratio of the tokens with the highest covariances."""
     log_ratio_penalty: Annotated[float, Field(ge=0, le=100)] | None = None
     """τ of `kimi`: weight of the squared log-ratio."""
     positive_coefficient: Annotated[float, Field(gt=0, le=100)] | None = None

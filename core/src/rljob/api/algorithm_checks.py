@@ -32,6 +32,7 @@ BOUNDS = (
     ("correction_floor", "correction_cap"),
     ("mask_geometric_below", "mask_geometric_above"),
     ("difficulty_above", "difficulty_below"),
+    ("covariance_low", "covariance_high"),
 )
 """Fields of a lower and an upper bound."""
 
@@ -101,6 +102,12 @@ def _mismatch(algorithm: Algorithm) -> Iterator[str]:
         yield (
             f"algorithm.correction: {correction} with ratio behavior weights the mismatch between engine and trainer "
             "twice; set correction: none, or ratio: proximal"
+        )
+    ratio_is_one = chosen(algorithm, "ratio") == "proximal" and chosen(algorithm, "minibatches") == 1
+    if ratio_is_one and chosen(algorithm, "objective") == "kl_cov":
+        yield (
+            "algorithm.minibatches: with one update per batch and ratio proximal the ratio is 1, so that the penalty "
+            "of kl_cov has no effect; set at least 2, or ratio: behavior"
         )
     if algorithm.dual_clip is not None and 0 < algorithm.dual_clip <= 1:
         yield f"algorithm.dualClip: must be more than 1, or 0 for no bound, not {algorithm.dual_clip:g}"

@@ -24,7 +24,8 @@ class AlgorithmFunction(Builtin):
         needs_values: of an advantage: it needs the values of a critic.
         greedy_baseline: of an advantage: it needs the reward of a greedy answer to each prompt.
         turn_states: of an advantage: it needs the state of the environment before each turn.
-        needs_all_samples: of an objective: it has a gradient where the advantage is 0.
+        needs_all_samples: of an objective: it needs the tokens of samples whose advantage is 0.
+        selects_tokens: of an objective: it compares the tokens of the batch before the first update.
         follows_rewards: of an objective: it depends on the reward of a sample beside its advantage.
     """
 
@@ -35,6 +36,7 @@ class AlgorithmFunction(Builtin):
     greedy_baseline: bool = False
     turn_states: bool = False
     needs_all_samples: bool = False
+    selects_tokens: bool = False
     follows_rewards: bool = False
 
 
@@ -88,6 +90,18 @@ OBJECTIVES: Functions = {
     "raft_pp": AlgorithmFunction(f"{_OBJECTIVES}.ppo_clip:raft_pp", reads=_CLIPS, follows_rewards=True),
     "sapo": AlgorithmFunction(f"{_OBJECTIVES}.sapo:sapo", reads=("gate_positive", "gate_negative")),
     "vespo": AlgorithmFunction(f"{_OBJECTIVES}.vespo:vespo", reads=_KERNEL),
+    "clip_cov": AlgorithmFunction(
+        f"{_OBJECTIVES}.clip_cov:clip_cov",
+        reads=("clip_low", "clip_high", "covariance_share", "covariance_low", "covariance_high"),
+        needs_all_samples=True,
+        selects_tokens=True,
+    ),
+    "kl_cov": AlgorithmFunction(
+        f"{_OBJECTIVES}.kl_cov:kl_cov",
+        reads=("covariance_share", "covariance_penalty"),
+        needs_all_samples=True,
+        selects_tokens=True,
+    ),
     "kimi": AlgorithmFunction(f"{_OBJECTIVES}.kimi:kimi", reads=("log_ratio_penalty",), needs_all_samples=True),
 }
 CORRECTIONS: Functions = {

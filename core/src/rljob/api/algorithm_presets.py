@@ -75,6 +75,10 @@ DEFAULTS: dict[str, Any] = {
     "kernel_decay_positive": 3.0,
     "kernel_power_negative": 3.0,
     "kernel_decay_negative": 2.0,
+    "covariance_share": 2e-4,
+    "covariance_low": 1.0,
+    "covariance_high": 5.0,
+    "covariance_penalty": 1.0,
     "log_ratio_penalty": 0.1,
     "discount": 1.0,
     "step_coefficient": 1.0,
@@ -114,6 +118,7 @@ KL_DEFAULTS = {"loss": "k3", "reward": "k1"}
 ZERO_FOR_ONE_SAMPLE = names_with(ADVANTAGES, lambda function: function.zero_for_one_sample)
 KNOWN_FROM_SCALARS = names_with(ADVANTAGES, lambda function: function.from_scalars)
 NEEDS_ALL_SAMPLES = names_with(OBJECTIVES, lambda function: function.needs_all_samples)
+SELECTS_TOKENS = names_with(OBJECTIVES, lambda function: function.selects_tokens)
 NEEDS_GREEDY = names_with(ADVANTAGES, lambda function: function.greedy_baseline)
 NEEDS_STATES = names_with(ADVANTAGES, lambda function: function.turn_states)
 NEEDS_VALUES = names_with(ADVANTAGES, lambda function: function.needs_values)
@@ -201,9 +206,14 @@ def needs_old(algorithm: Algorithm) -> bool:
 
 
 def needs_old_first(algorithm: Algorithm) -> bool:
-    """Return whether the log-probabilities before the batch are needed before the advantages: by a KL term in the
-    reward, or a teacher."""
-    return penalizes_rewards(algorithm) or has_teacher(algorithm)
+    """Return whether the log-probabilities before the batch are needed before its first update: by a KL term in the
+    reward, a teacher, or an objective that compares the tokens of the batch."""
+    return penalizes_rewards(algorithm) or has_teacher(algorithm) or selects_tokens(algorithm)
+
+
+def selects_tokens(algorithm: Algorithm) -> bool:
+    """Return whether the objective compares the tokens of the batch before the first update."""
+    return chosen(algorithm, "objective") in SELECTS_TOKENS
 
 
 def penalizes_rewards(algorithm: Algorithm) -> bool:

@@ -82,6 +82,7 @@ class MicrobatchInputs:
     current_B: Tensor  # bool: rows whose tokens are all of the version that the batch is applied to
     tasks_B: Tensor | None = None  # number of the task of each row; None: there is one
     advantages_BK: Tensor = field(init=False)  # set once the advantages are known
+    selected_BK: Tensor | None = None  # bool: tokens that the objective selects; None if it declares no selection
 
 
 @dataclass(frozen=True)

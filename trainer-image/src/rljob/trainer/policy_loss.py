@@ -93,6 +93,7 @@ class PolicyLoss:
                 algorithm=self._algorithm,
                 entropy_BK=entropy_BK,
                 reference=frozen.get("reference"),
+                selected=inputs.selected_BK,
             )
         )
         objective.check(tokens.mask_BK)

@@ -15,6 +15,7 @@ from torch import Tensor
 from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import model_pools, needs_old_first
 from rljob.trainer.algorithms.needs import load_function, needs, needs_of
+from rljob.trainer.algorithms.token_selection import selection_of
 from rljob.trainer.backends.base import Backend, Critic, FrozenModel
 from rljob.trainer.batch import Batch, at_targets
 from rljob.trainer.errors import UnrecoverableError
@@ -96,9 +97,9 @@ def score(
 ) -> Scores:
     """Return the scores that the algorithm needs, from forward passes of the microbatches.
 
-    An advantage that needs the old log-probabilities needs all of them, as do a KL term in the reward and a teacher. A
-    loss that needs them does not need those of the first minibatch: its own forward pass runs before the first update,
-    so it computes the same numbers.
+    An advantage that needs the old log-probabilities needs all of them, as do a KL term in the reward, a teacher and a
+    selection of tokens. A loss that needs them does not need those of the first minibatch: its own forward pass runs
+    before the first update, so it computes the same numbers.
 
     Args:
         batch: with rows and microbatches of this replica.
@@ -108,6 +109,7 @@ def score(
         critic: if the algorithm has one.
     """
     everywhere = needs_of(load_function(algorithm, "advantage")).old or needs_old_first(algorithm)
+    everywhere = everywhere or selection_of(load_function(algorithm, "objective")) is not None
     later = needs(algorithm).old
     old: list[list[Tensor] | None] = []
     for number, minibatch in enumerate(batch.minibatches):

@@ -35,6 +35,7 @@ from rljob.trainer.metrics import TokenStatistics, advantage_metrics, memory_pea
 from rljob.trainer.policy_loss import PolicyLoss
 from rljob.trainer.process_group import World
 from rljob.trainer.scores import Scores, score
+from rljob.trainer.select_tokens import select_tokens
 from rljob.trainer.step_checks import StepChecks
 from rljob.trainer.trained_samples import trained_samples
 
@@ -105,6 +106,7 @@ def apply_batch(
     if penalizes_rewards(algorithm):
         rewards, samples = penalize(batch, rewards, scores, algorithm, world)
     advantages_N = set_advantages(batch, rewards, samples, scores, algorithm, world)
+    select_tokens(batch, scores, algorithm, world)
     run, statistics = _runner(backend, algorithm), TokenStatistics(world.device, task_names(train))
     metrics: dict[str, float] = {}
     if critic is not None:

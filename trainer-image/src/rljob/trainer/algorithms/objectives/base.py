@@ -37,6 +37,7 @@ class ObjectiveInputs:
     algorithm: Algorithm  # resolved: clips and other settings
     entropy_BK: Tensor | None = None  # in nats; only with @requires(entropy=True) or an entropyCoefficient
     reference: Tensor | None = None  # read ``reference_BK``
+    selected: Tensor | None = None  # read ``selected_BK``
 
     @property
     def old_BK(self) -> Tensor:
@@ -59,6 +60,17 @@ class ObjectiveInputs:
         if self.reference is None:
             raise ValueError("there are no log-probabilities of a reference; declare @requires(reference=True)")
         return self.reference
+
+    @property
+    def selected_BK(self) -> Tensor:
+        """Whether the objective's selection contains the token.
+
+        Raises:
+            ValueError: the objective declares no selection.
+        """
+        if self.selected is None:
+            raise ValueError("no tokens are selected; declare @selects(function) of algorithms.token_selection")
+        return self.selected
 
     @property
     def denominator_BK(self) -> Tensor:
