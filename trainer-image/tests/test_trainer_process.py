@@ -41,7 +41,7 @@ PPO = {"preset": "ppo", "minibatches": 2}
     [
         (None, {}, set()),
         ({"rank": 4}, {}, set()),
-        (None, KL, {"reference_kl_k1", "reference_kl_k3", "seconds_frozen"}),
+        (None, KL, {"kl_coefficient", "reference_kl_k1", "reference_kl_k3", "seconds_frozen"}),
         ({"rank": 4}, PPO, OF_CRITIC),
     ],
 )
