@@ -1,8 +1,8 @@
 """examples/three_rewards.yaml without fakes: the quickstart's model learns with mathematics, code in the sandbox and a
 judge in a frozen pool. The judge is a tiny model that always gives the same score; its engine is killed once.
 
-A second job has a loop that asks the same pool. In a third one the pool has the policy's first weights, from which the KL
-divergence is measured."""
+A second job has a loop that asks the same pool. In a third one the pool has the policy's first weights, from which the
+KL divergence is measured."""
 
 from __future__ import annotations
 
