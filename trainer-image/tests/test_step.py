@@ -313,6 +313,28 @@ def test_an_objective_that_reads_old_log_probabilities_without_a_declaration_is_
         apply(world, backend, algorithm, *batch(), 60)
 
 
+@pytest.mark.parametrize(
+    ("objective", "sentence"),
+    [
+        (
+            selects(lambda inputs: inputs.keys_T)(lambda inputs: ppo_clip(inputs)),
+            "has shape .* type float64, not shape .* bool",
+        ),
+        (selects(lambda inputs: inputs.keys_T[:1] < 1)(lambda inputs: ppo_clip(inputs)), r"has shape \(1,\)"),
+        (lambda inputs: (inputs.selected_BK, ppo_clip(inputs))[1], "no tokens are selected; declare @selects"),
+    ],
+)
+def test_an_objective_with_a_wrong_selection_is_refused(
+    model_directory, world, job, batch, monkeypatch, objective, sentence
+):
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(objective=objective))
+    made = job()
+    algorithm = made.spec.algorithm.model_copy(update={"objective": "mine:objective"})
+    backend = FsdpBackend(model_directory, made.spec.trainer, world)
+    with pytest.raises(UnrecoverableError, match=rf"mine:objective failed: ValueError: .*{sentence}"):
+        apply(world, backend, algorithm, *batch(), 60)
+
+
 def flat(train: Train, shard: list[SampleTokens], source: str, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return l_old and l_mu of the response tokens of these samples, sample by sample, from a plain model."""
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
