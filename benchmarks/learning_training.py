@@ -63,7 +63,7 @@ class Learner:
         self.backend = FsdpBackend(model, settings(), self._world)
         self.use(algorithm)
         self.sampler = Sampler(model, seed)
-        self._checks = StepChecks(LogprobTolerance(1e-4, 1e-3, "the mean", "the largest"), largest=1e-3)
+        self._checks = StepChecks(LogprobTolerance(1e-4, 1e-3, "the mean", "the largest"), 1e-3, settings())
 
     def use(self, algorithm: Algorithm) -> None:
         """Train by ``algorithm`` from now on, with a new critic if it has one."""

@@ -9,6 +9,7 @@ import asyncio
 import collections
 import contextlib
 import gc
+import itertools
 import json
 import os
 import tempfile
@@ -65,9 +66,10 @@ from rljob.runner.reward_http import RefusedSampleError, RewardHttp
 from rljob.runner.reward_routing import scorer_of
 from rljob.runner.scoring import RewardClient
 from rljob.runner.setup import prepare
-from rljob.trainer.backends.base import Backend, PacksRows
+from rljob.trainer.backends.base import Backend, OptimizerUpdate, PacksRows
 from rljob.trainer.backends.megatron import supported_layouts
 from rljob.trainer.batch import Row
+from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.frozen_models import load_critic, load_models, read_sources
 from rljob.trainer.loop import TrainerLoop
 from rljob.trainer.process_group import join_world, leave_world, make_deterministic
@@ -581,6 +583,19 @@ def trained(job: RLJob, storage: Path) -> Any:
     finally:
         leave_world()
         torch.use_deterministic_algorithms(False)
+
+
+def skipped(job: RLJob, storage: Path) -> list[int]:
+    """Return after how many skipped updates of each optimizer the run ends."""
+    checks, found = StepChecks.of(job.spec), []
+    for optimizer in ("optimizer", "criticOptimizer") if job.spec.trainer.critic_optimizer else ("optimizer",):
+        for number in itertools.count(1):
+            try:
+                checks.count_update(OptimizerUpdate(float("inf"), 1.0, skipped=True), 0, 0, optimizer)
+            except UnrecoverableError:
+                found.append(number)
+                break
+    return found
 
 
 def adapted(job: RLJob, storage: Path) -> Any:

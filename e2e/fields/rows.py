@@ -402,6 +402,7 @@ ROWS: dict[str, Outcome] = {
         c.trained, "matrices", given(trainer__optimizer__learningRate=1e-2, trainer__optimizer__weightDecay=1.0)
     ),
     "spec.trainer.optimizer.maxGradNorm": Shows(c.trained, 1e-3, given(trainer__optimizer__epsilon=1e-2)),
+    "spec.trainer.optimizer.maxSkippedUpdates": Shows(c.skipped, 2),
     "spec.trainer.optimizer.warmupSteps": Shows(c.trained, 10),
     "spec.trainer.optimizer.schedule": Shows(c.trained, "linear", also=("spec.trainer.optimizer.scheduleSteps=2",)),
     "spec.trainer.optimizer.scheduleSteps": Shows(

@@ -255,8 +255,23 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_ends_the_run_after_three_i
         checks.count_update(OptimizerUpdate(1.0, 1.0), 0, 0)
     step(1e30)
     step(1e30)
-    with pytest.raises(UnrecoverableError, match=r"not finite in 3 updates in a row, now inf; lower .*learningRate"):
+    sentence = r"in 3 updates in a row \(spec\.trainer\.optimizer\.maxSkippedUpdates\), now inf; lower .*learningRate"
+    with pytest.raises(UnrecoverableError, match=sentence):
         step(1e30)
+
+
+@pytest.mark.parametrize("limit", [1, 4])
+def test_the_run_ends_at_the_given_number_of_skipped_updates_in_a_row(job, limit):
+    checks = StepChecks.of(job(trainer={"optimizer": {"maxSkippedUpdates": limit}}).spec)
+    skipped = OptimizerUpdate(float("nan"), 1.0, skipped=True)
+    for _ in range(2):  # an applied update ends the row
+        for number in range(limit - 1):
+            checks.count_update(skipped, 0, number)
+        checks.count_update(OptimizerUpdate(1.0, 1.0), 0, limit)
+    for number in range(limit - 1):
+        checks.count_update(skipped, 0, number)
+    with pytest.raises(UnrecoverableError, match=f"in {limit} updates in a row .* or raise maxSkippedUpdates"):
+        checks.count_update(skipped, 0, limit)
 
 
 @pytest.mark.parametrize(

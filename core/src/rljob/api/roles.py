@@ -163,6 +163,8 @@ class Optimizer(Model):
     TRL."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """The global gradient norm is clipped to this."""
+    max_skipped_updates: Annotated[int, Field(ge=1, le=1_000_000)] = 3
+    """An update whose gradient is not finite is skipped. The run fails when this many updates in a row were skipped."""
     warmup_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Steps over which the learning rate rises linearly from 0."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"

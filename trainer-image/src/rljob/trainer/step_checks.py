@@ -8,14 +8,13 @@ import math
 from dataclasses import dataclass, field
 
 from rljob.api.models import LogprobTolerance, RLJobSpec
+from rljob.api.roles import Trainer
 from rljob.trainer.backends.base import OptimizerUpdate
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.metrics import Mismatch
 
 log = logging.getLogger(__name__)
 
-MAX_SKIPPED_IN_A_ROW = 3
-"""One batch with an extreme token is no reason to end a run; weights that give no finite gradient any more are."""
 MIN_TOKENS = 64
 """Tokens that a mean needs: in bfloat16 single tokens differ by more than the mean of many may."""
 
@@ -28,6 +27,7 @@ class StepChecks:
     largest: float = math.inf
     """Bound of |l_old − l_mu| of a token of the first step; infinite in bfloat16, where improbable tokens of a large
     batch differ by any amount."""
+    settings: Trainer = field(default_factory=Trainer)
     skipped_in_a_row: dict[str, int] = field(default_factory=dict)
     """By field of the optimizer below spec.trainer."""
 
@@ -35,24 +35,30 @@ class StepChecks:
     def of(cls, spec: RLJobSpec) -> StepChecks:
         """Return the checks of a job."""
         tolerance = spec.logprob_tolerance
-        return cls(tolerance, math.inf if spec.uses_bfloat16 else tolerance.largest)
+        return cls(tolerance, math.inf if spec.uses_bfloat16 else tolerance.largest, spec.trainer)
 
     def count_update(self, update: OptimizerUpdate, step: int, minibatch: int, optimizer: str = "optimizer") -> None:
         """Count an update by ``spec.trainer.optimizer``, or by ``criticOptimizer``.
 
+        One batch with an extreme token is no reason to end a run; weights that give no finite gradient any more are.
+
         Raises:
-            UnrecoverableError: the last MAX_SKIPPED_IN_A_ROW updates were skipped.
+            UnrecoverableError: the last `maxSkippedUpdates` updates of the optimizer were skipped.
         """
         if not update.skipped:
             self.skipped_in_a_row[optimizer] = 0
             return
+        of_critic = optimizer == "criticOptimizer"
+        settings = self.settings.critic_optimizer if of_critic else self.settings.optimizer
+        assert settings is not None, "resolve() sets it"
         skipped = self.skipped_in_a_row[optimizer] = self.skipped_in_a_row.get(optimizer, 0) + 1
-        whose = " of the critic" if optimizer == "criticOptimizer" else ""
+        whose = " of the critic" if of_critic else ""
         log.warning("step %d: update %d%s was skipped: the gradient norm is %g", step, minibatch, whose, update.norm)
-        if skipped >= MAX_SKIPPED_IN_A_ROW:
+        if skipped >= settings.max_skipped_updates:
+            path = f"spec.trainer.{optimizer}"
             raise UnrecoverableError(
-                f"the gradient norm{whose} was not finite in {skipped} updates in a row, now {update.norm:g}; lower "
-                f"spec.trainer.{optimizer}.learningRate or check the rewards"
+                f"the gradient norm{whose} was not finite in {skipped} updates in a row ({path}.maxSkippedUpdates), "
+                f"now {update.norm:g}; lower {path}.learningRate, check the rewards, or raise maxSkippedUpdates"
             )
 
     def compare(self, mismatch: Mismatch, version: int, first: bool) -> None:
