@@ -46,8 +46,18 @@ SELECTING = {
 }
 """Objectives that compare the tokens of the whole batch."""
 
+ACCUMULATED = ("dr_grpo", "rloo", "gspo", "cispo", "vapo", "kl in the loss", "distillation", "stabilized")
+"""Algorithms with each aggregation, denominator of the ratio and kind of second model."""
 
-def update(world: World, source: Path, jobs: dict[str, RLJob], batch: tuple[Train, list[SampleTokens]], budget: int):
+
+def update(
+    world: World,
+    source: Path,
+    jobs: dict[str, RLJob],
+    batch: tuple[Train, list[SampleTokens]],
+    budget: int,
+    accumulated: int = 1,
+):
     """Return the metrics and the changed parameters of one batch by name of the job."""
     results = {}
     for name, job in jobs.items():
@@ -65,10 +75,11 @@ def update(world: World, source: Path, jobs: dict[str, RLJob], batch: tuple[Trai
                 for key, tensor in network.named_tensors()
             }
 
+        others = {"frozen": frozen, "critic": critic, "accumulated": accumulated}
         if critic is not None:  # the values of a new critic are 0
-            apply(world, backend, job.spec.algorithm, *batch, budget, frozen=frozen, critic=critic)
+            apply(world, backend, job.spec.algorithm, *batch, budget, **others)
         before = weights()
-        metrics = apply(world, backend, job.spec.algorithm, *batch, budget, frozen=frozen, critic=critic).metrics
+        metrics = apply(world, backend, job.spec.algorithm, *batch, budget, **others).metrics
         changes = {key: tensor - before[key] for key, tensor in weights().items()}
         results[name] = {key: metrics[key] for key in (*METRICS, *OF_MODELS) if key in metrics}, changes
     return results
@@ -110,6 +121,16 @@ def test_microbatches_and_the_order_of_groups_do_not_change_an_update(model_dire
     moved = Train(1, 0, [train.samples[i] for i in order], False), [tokens[i] for i in order]
     (whole,) = on_ranks(1, update, model_directory, jobs, (train, tokens), LARGE)
     close(on_ranks(1, update, model_directory, jobs, moved, SMALL)[0], whole)
+
+
+def test_accumulated_minibatches_are_fewer_minibatches(model_directory, jobs, batch):
+    chosen = {name: jobs[name].model_copy(deep=True) for name in ACCUMULATED}
+    for made in chosen.values():
+        made.spec.algorithm.minibatches = 2
+    (fewer,) = on_ranks(1, update, model_directory, chosen, batch(3), SMALL)
+    for made in chosen.values():
+        made.spec.algorithm.minibatches = 4
+    close(on_ranks(1, update, model_directory, chosen, batch(3), SMALL, 2)[0], fewer)
 
 
 @pytest.mark.parametrize(("ranks", "groups", "members"), [(2, 4, 3), (4, 1, 3)], ids=["two", "an empty one"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -77,9 +79,17 @@ def apply(
     checks: StepChecks | None = None,
     frozen: Mapping[str, FrozenModel] | None = None,
     critic: Critic | None = None,
+    accumulated: int = 1,
 ) -> StepResult:
-    """Apply a batch; ``tokens`` are all its samples. ``all_samples`` also trains those whose advantage is 0."""
+    """Apply a batch; ``tokens`` are all its samples. ``all_samples`` also trains those whose advantage is 0.
+    ``accumulated``: consecutive minibatches whose gradients one update has."""
     make_plan = plan_all if all_samples else plan_step
     plan = make_plan(train, algorithm, world, budget, isinstance(backend, PacksRows) and backend.packs)
+    parts = range(0, len(plan.minibatches), accumulated)
+    plan = replace(
+        plan,
+        minibatches=[list(itertools.chain(*plan.minibatches[i : i + accumulated])) for i in parts],
+        microbatches=[list(itertools.chain(*plan.microbatches[i : i + accumulated])) for i in parts],
+    )
     rows = check_shard([tokens[i] for i in plan.indices], train.samples, plan.indices)
     return apply_batch(plan, rows, algorithm, backend, world, checks or CHECKS, frozen, critic)
