@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rljob.api.algorithm_presets import NEEDS_STATES, PRESETS, ZERO_FOR_ONE_SAMPLE
 from rljob.api.cel_rule import CelRule
+from rljob.api.extensions import BUILTIN_LOOPS
 
 
 def algorithm_rules() -> Iterator[CelRule]:
@@ -48,7 +49,7 @@ def algorithm_rules() -> Iterator[CelRule]:
     yield CelRule(
         "spec",
         f"!({advantage([*NEEDS_STATES])}) || "
-        "self.tasks.exists(task, has(task.environment) || (has(task.loop) && task.loop.contains(':')))",
+        f"self.tasks.exists(task, has(task.environment) || (has(task.loop) && !(task.loop in {[*BUILTIN_LOOPS]})))",
         "it compares steps from the same state of an environment, and no task has states; set tasks[].environment, or "
         "a tasks[].loop of your own that calls context.state",
         ".algorithm.advantage",
