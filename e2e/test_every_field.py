@@ -25,6 +25,7 @@ from rljob.manifests.hashes import Inputs
 
 LISTS = {
     "spec.models": {},
+    "spec.algorithm.teachers": {},
     "spec.tasks": {},
     "spec.tasks.messages": {},
     "spec.tasks.moreRewards": {"name": "near"},

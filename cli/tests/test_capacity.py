@@ -51,7 +51,7 @@ def test_a_trainer_on_cpu_holds_each_model_that_is_not_trained_once(manifest, tm
         {"name": "policy", "source": "job://model"},
         {"name": "big", "source": "job://big"},
     ]
-    manifest["spec"]["algorithm"] = {"klCoefficient": 0.1, "referenceModel": "big", "teacherModel": "big"}
+    manifest["spec"]["algorithm"] = {"klCoefficient": 0.1, "referenceModel": "big", "teachers": [{"model": "big"}]}
     job = resolve(validate(manifest))
     sizes = {tmp_path / "model": 1000, tmp_path / "big": 5000}
     monkeypatch.setattr(capacity, "count_parameters", sizes.__getitem__)

@@ -392,10 +392,10 @@ def test_a_checkpoint_is_evaluated_as_a_job_of_its_own_that_trains_nothing(run, 
 
 def test_a_checkpoint_is_evaluated_without_reference_and_teacher(run, manifest):
     manifest["spec"]["models"].append({"name": "big", "source": "job://big"})
-    manifest["spec"]["algorithm"] = {"preset": "distillation", "teacherModel": "big", "klCoefficient": 0.1}
+    manifest["spec"]["algorithm"] = {"preset": "distillation", "teachers": [{"model": "big"}], "klCoefficient": 0.1}
     job = derived(run, manifest).spec
     assert [model.name for model in job.models] == ["policy"]
-    assert job.algorithm.teacher_model is job.algorithm.kl_coefficient is None
+    assert not job.algorithm.teachers and job.algorithm.kl_coefficient is None
 
 
 def test_a_job_without_evaluation_is_evaluated_all_the_same(run, manifest):

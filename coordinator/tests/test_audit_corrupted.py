@@ -265,7 +265,7 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a trained sample has no batch": (BATCHES, sql(f"UPDATE samples SET step = NULL WHERE id = {TRAINED}")),
     "a filtered sample has a batch": (BATCHES, sql(f"UPDATE samples SET step = 5 WHERE id = {FILTERED}")),
     "a sample has log-probabilities of a model that the job does not have": (
-        REWARDS, sql("INSERT INTO model_logprobs SELECT number, 'teacher', 'x', 1, 0, 1 FROM samples WHERE step = 5"
+        REWARDS, sql("INSERT INTO model_logprobs SELECT number, 'teachers[0]', 'x', 1, 0, 1 FROM samples WHERE step = 5"
                      " LIMIT 1"),
         "not the log-probabilities of the models",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,20 @@ from rljob.protocol.batch_samples import SampleTokens
 from rljob.protocol.model_logprobs import check_logprobs
 from rljob.protocol.runner_protocol import TrajectoryScored
 
+ROLE = "teachers[0]"
 POOLS = {
     "models": [{"name": "policy", "source": "job://model"}, {"name": "big", "source": "job://big"}],
     "rollouts": [{"name": "main", "maxConcurrency": 4}, {"name": "large", "model": "big", "maxModelLength": 100_000}],
-    "algorithm": {"teacherPool": "large"},
+    "algorithm": {"teachers": [{"pool": "large"}]},
 }
 
 
 class ScoringRunner(Runner):
-    """A runner whose pool gives each token -0.5; ``missing``: samples whose pool gives none."""
+    """A runner whose pools give each token -0.5; ``missing``: samples whose pools give none."""
 
     missing: tuple[str, ...] = ()
+    roles: Mapping[str, Sequence[str]] = {"sums": (ROLE,)}
+    """Of the models of frozen pools, by task."""
 
     def say(self, *messages: Any) -> None:
         super().say(*(self._with_logprobs(message) for message in messages))
@@ -36,12 +40,16 @@ class ScoringRunner(Runner):
         if not isinstance(message, TrajectoryScored) or message.sample in self.missing:
             return message
         tokens = sum(len(turn.token_ids) for turn in self.turns[message.sample]) // 4
-        return msgspec.structs.replace(message, logprobs={"teacher": array("f", [-0.5] * tokens).tobytes()})
+        task = self.driving[message.sample].task
+        found = {role: array("f", [-0.5 - i] * tokens).tobytes() for i, role in enumerate(self.roles[task])}
+        return msgspec.structs.replace(message, logprobs=found)
 
 
-async def finished(new_world: Any, tmp_path: Path, missing: tuple[str, ...] = ()) -> tuple[Any, list[SampleTokens]]:
+async def finished(
+    new_world: Any, tmp_path: Path, missing: tuple[str, ...] = (), spec: Mapping[str, Any] = POOLS
+) -> tuple[Any, list[SampleTokens]]:
     """Run a job to its end; return the world and the samples that the trainer got."""
-    world, shards = new_world(job(**POOLS), tmp_path), []
+    world, shards = new_world(job(**spec), tmp_path), []
     world.runner, world.trainer = ScoringRunner(world), RecordingTrainer(world)
     world.runner.missing = missing
     check = world.trainer.check
@@ -68,15 +76,40 @@ async def test_the_trainer_gets_them_with_the_tokens(new_world: Any, tmp_path: P
     world, shards = await finished(new_world, tmp_path)
     assert len(shards) == 16
     for sample in shards:
-        assert list(array("f", sample.models["teacher"])) == [-0.5] * sum(sample.loss_mask)
+        assert list(array("f", sample.models[ROLE])) == [-0.5] * sum(sample.loss_mask)
     assert problems(world) == []
 
 
 async def test_a_sample_without_them_fails(new_world: Any, tmp_path: Path) -> None:
     world, _ = await finished(new_world, tmp_path, missing=("g1.0",))
     [(state, reason)] = world.store.query("SELECT state, reason FROM samples WHERE id = 'g1.0'")
-    assert state == "failed" and reason == "it has log-probabilities of [], and the job needs those of ['teacher']"
+    assert state == "failed" and reason == "it has log-probabilities of [], and the job needs those of ['teachers[0]']"
     assert problems(world) == []
+
+
+TASK = {"data": {"reasoningGym": {"dataset": "chain_sum"}}, "reward": "r", "sampling": {"maxTokens": 16}}
+TWO_TASKS = {
+    **POOLS,
+    "tasks": [{"name": "sums", **TASK}, {"name": "more", **TASK}],
+    "rollouts": [*POOLS["rollouts"], {"name": "small", "model": "big", "maxModelLength": 100_000}],
+    "algorithm": {"teachers": [{"pool": "large"}, {"pool": "small", "tasks": ["more"]}]},
+}
+
+
+async def test_samples_have_those_of_the_teachers_of_their_task(
+    new_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = (ROLE, "teachers[1]")
+    monkeypatch.setattr(ScoringRunner, "roles", {"sums": (ROLE,), "more": both})
+    world, shards = await finished(new_world, tmp_path, spec=TWO_TASKS)
+    tasks = dict(world.store.query("SELECT s.id, g.task FROM samples s JOIN groups g ON g.number = s.group_number"))
+    assert {tasks[sample.sample] for sample in shards} == {"sums", "more"}
+    for sample in shards:
+        assert sorted(sample.models) == ([ROLE] if tasks[sample.sample] == "sums" else [*both])
+    assert problems(world) == []
+    world.store.db.execute("DELETE FROM model_logprobs WHERE role = ?", (both[1],))
+    world.store.db.commit()
+    assert any("not the log-probabilities of" in found for found in problems(world))
 
 
 CORRUPTIONS = {
@@ -100,9 +133,9 @@ async def test_the_audit_detects_wrong_log_probabilities(new_world: Any, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"other": b"1234"}, {"teacher": b"1234" * 2}, {"teacher": array("f", [math.nan]).tobytes()}]
+    "given", [{}, {"other": b"1234"}, {ROLE: b"1234" * 2}, {ROLE: array("f", [math.nan]).tobytes()}]
 )
 def test_log_probabilities_of_other_models_or_tokens_are_refused(given: dict[str, bytes]) -> None:
-    check_logprobs({"teacher": array("f", [-1.0]).tobytes()}, ["teacher"], 1)
+    check_logprobs({ROLE: array("f", [-1.0]).tobytes()}, [ROLE], 1)
     with pytest.raises(ValueError, match="log-probabilities of"):
-        check_logprobs(given, ["teacher"], 1)
+        check_logprobs(given, [ROLE], 1)

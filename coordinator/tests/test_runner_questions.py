@@ -332,21 +332,21 @@ async def forks(context: Context) -> Score:
 
 
 async def test_a_finished_sample_has_the_log_probabilities_of_pools_at_the_tokens_of_the_model() -> None:
-    result = await Play(forks, roles={"teacher": "teacher", "reference": "teacher"}).run()
+    result = await Play(forks, roles={"teachers[0]": "teacher", "reference": "teacher"}).run()
     assert isinstance(result, TrajectoryScored)
     first = [-position - 0.10 for position in (3, 4, 5)] + [-position - 0.10 for position in (7, 8, 9)]
     second = [-position - 0.11 for position in (8, 9, 10)]  # its first turn is in the loss of the first sequence
-    found = array("f", result.logprobs["teacher"])
+    found = array("f", result.logprobs["teachers[0]"])
     assert list(found) == pytest.approx(first + second) and result.logprobs["reference"] == found.tobytes()
 
 
 async def test_samples_of_evaluations_have_none() -> None:
-    result = await Play(forks, roles={"teacher": "teacher"}, split="heldOut").run()
+    result = await Play(forks, roles={"teachers[0]": "teacher"}, split="heldOut").run()
     assert isinstance(result, TrajectoryScored) and result.logprobs == {}
 
 
 async def test_a_pool_that_gives_no_log_probabilities_fails_the_sample() -> None:
-    play = Play(forks, roles={"teacher": "teacher"})
+    play = Play(forks, roles={"teachers[0]": "teacher"})
 
     async def refuse(token_ids: bytes) -> list[float]:
         raise TrajectoryError("pool teacher refused a question (HTTP 400: no)")

@@ -60,6 +60,10 @@ _TWO_PROCESSES = ("spec.trainer.processesPerNode=2",)
 _NEEDS_MEGATRON, _NOT_MEGATRON = "needs backend megatron; set it", "is not supported by backend megatron; remove it"
 _TWO_MODELS = WITH_TEACHER[0]
 _POOL = (_TWO_MODELS, "spec.rollouts=[{name: a}, {name: b, model: big, maxModelLength: 100000}]")
+_TWO_TASKS = (
+    "spec.tasks=[{name: sums, data: {reasoningGym: {dataset: chain_sum}}, reward: exact},"
+    " {name: more, data: {reasoningGym: {dataset: products}}, reward: exact}]"
+)
 _EXACT = "spec.rewards[0].builtin=exact_match"
 _ACTING = (
     "spec.environments=[{name: lake, builtin: frozen_lake}]",
@@ -134,7 +138,7 @@ GOOD = [
         ),
         "",
     ),
-    Case("a teacher in a pool", (*_POOL, "spec.algorithm={preset: distillation, teacherPool: b}"), ""),
+    Case("a teacher in a pool", (*_POOL, "spec.algorithm={preset: distillation, teachers: [{pool: b}]}"), ""),
     Case("a reference in a pool", (*_POOL, "spec.algorithm={klCoefficient: 0.1, referencePool: b}"), ""),
     Case(
         "dedicated evaluation",
@@ -155,8 +159,13 @@ GOOD = [
         (_TWO_MODELS, "spec.algorithm={klCoefficient: 0.1, klIn: reward, referenceModel: big}"),
         "",
     ),
-    Case("a teacher alone", (_TWO_MODELS, "spec.algorithm={preset: distillation, teacherModel: big}"), ""),
-    Case("a teacher and rewards", (_TWO_MODELS, "spec.algorithm={teacherModel: big, teacherCoefficient: 0.1}"), ""),
+    Case("a teacher alone", (_TWO_MODELS, "spec.algorithm={preset: distillation, teachers: [{model: big}]}"), ""),
+    Case("a teacher and rewards", (_TWO_MODELS, "spec.algorithm.teachers=[{model: big, weight: 0.1}]"), ""),
+    Case(
+        "a teacher in the trainer and one in a pool",
+        (*_POOL, "spec.algorithm={preset: distillation, teachers: [{model: big}, {pool: b, tasks: [sums]}]}"),
+        "",
+    ),
     Case(
         "a reference for a function of the user",
         (_TWO_MODELS, "spec.algorithm={objective: 'mine:f', referenceModel: big}"),
@@ -517,9 +526,9 @@ FIELDS = [
     ),
     Case(
         "a teacher that is not defined",
-        ("spec.algorithm.teacherModel=big",),
-        "algorithm.teacherModel: 'big' is not defined; there are policy",
-        "is not defined; name one of models",
+        ("spec.algorithm.teachers=[{model: big}]",),
+        "algorithm.teachers[0].model: 'big' is not defined; there are policy",
+        "the model of a teacher is not defined; name one of models",
         "CEL messages contain no values",
     ),
     Case(
@@ -591,7 +600,7 @@ FIELDS = [
     Case(
         "a model that nothing uses",
         (_TWO_MODELS,),
-        "models[1]: no field uses the model big; name it in algorithm.referenceModel, algorithm.teacherModel,",
+        "models[1]: no field uses the model big; name it in algorithm.referenceModel, algorithm.teachers[].model,",
         "",
         MANY,
     ),
@@ -624,13 +633,6 @@ FIELDS = [
         MANY,
     ),
     Case(
-        "a weight of no teacher",
-        ("spec.algorithm.teacherCoefficient=2",),
-        "algorithm.teacherCoefficient: has no effect without teacherModel",
-        "",
-        MANY,
-    ),
-    Case(
         "KL in the loss without a gradient",
         ("spec.algorithm={klCoefficient: 0.1, klEstimator: k1}",),
         "algorithm.klEstimator: the expected gradient of k1 in the loss is 0, so it has no effect; set k2, k3 or",
@@ -647,21 +649,24 @@ FIELDS = [
     Case(
         "distillation without a teacher",
         ("spec.algorithm.preset=distillation",),
-        "algorithm.teacherModel: with advantage zero nothing is learned without a teacher; name one of models",
+        "algorithm.teachers: with advantage zero nothing is learned from task sums without a teacher; add one",
         "",
         MANY,
     ),
     Case(
         "distillation with KL in rewards that are not used",
-        (*WITH_TEACHER, "spec.algorithm={preset: distillation, teacherModel: big, klCoefficient: 1, klIn: reward}"),
+        (
+            *WITH_TEACHER,
+            "spec.algorithm={preset: distillation, teachers: [{model: big}], klCoefficient: 1, klIn: reward}",
+        ),
         "algorithm.klIn: with advantage zero rewards are not used; set loss, or another advantage",
         "",
         MANY,
     ),
     Case(
         "the policy as its own teacher",
-        ("spec.algorithm.teacherModel=policy",),
-        "algorithm.teacherModel: policy cannot teach itself; name another model, or set klCoefficient",
+        ("spec.algorithm.teachers=[{model: policy}]",),
+        "algorithm.teachers[0].model: policy cannot teach itself; name another model, or set klCoefficient",
         "",
         MANY,
     ),
@@ -761,8 +766,34 @@ FIELDS = [
     ),
     Case(
         "a teacher in the trainer and in a pool",
-        (*_POOL, "spec.algorithm={teacherModel: big, teacherPool: b}"),
-        "teacherModel names another teacher; remove one of them",
+        (*_POOL, "spec.algorithm.teachers=[{model: big, pool: b}]"),
+        "set either model or pool of a teacher",
+    ),
+    Case(
+        "a teacher without a model",
+        (*_POOL, "spec.algorithm.teachers=[{pool: b}, {weight: 0.5}]"),
+        "set either model or pool of a teacher",
+    ),
+    Case(
+        "a teacher of a task that is not defined",
+        (*_POOL, "spec.algorithm.teachers=[{pool: b, tasks: [sums, more]}]"),
+        "algorithm.teachers[0].tasks[1]: 'more' is not defined; there are sums; name one of tasks",
+        "",
+        MANY,
+    ),
+    Case(
+        "a teacher twice",
+        (*_POOL, "spec.algorithm.teachers=[{pool: b, tasks: [sums]}, {pool: b}]"),
+        "algorithm.teachers[1]: teachers[0] is the same model and teaches the same task; remove one of them",
+        "",
+        MANY,
+    ),
+    Case(
+        "a task that no teacher teaches, without rewards",
+        (*_POOL, "spec.algorithm={preset: distillation, teachers: [{pool: b, tasks: [sums]}]}", _TWO_TASKS),
+        "algorithm.teachers: with advantage zero nothing is learned from task more without a teacher",
+        "",
+        MANY,
     ),
     Case(
         "a reference in the trainer and in a pool",
@@ -771,22 +802,22 @@ FIELDS = [
     ),
     Case(
         "a teacher in a pool at another temperature",
-        (*_POOL, "spec.algorithm={teacherPool: b}", "spec.tasks[0].sampling={temperature: 0.5}"),
+        (*_POOL, "spec.algorithm.teachers=[{pool: b}]", "spec.tasks[0].sampling={temperature: 0.5}"),
         "compute log-probabilities at temperature 1",
         "compute log-probabilities at temperature 1",
         "CEL messages contain no values",
     ),
     Case(
         "a teacher in a pool of the policy",
-        ("spec.algorithm={teacherPool: main}",),
-        "algorithm.teacherPool: 'main' is no pool with a model of its own; there is none; name an entry of rollouts",
+        ("spec.algorithm.teachers=[{pool: main}]",),
+        "algorithm.teachers[0].pool: 'main' is no pool with a model of its own; there is none; name an entry of",
         "",
         MANY,
     ),
     Case(
         "a teacher in a pool of short sequences",
-        (*_POOL, "spec.algorithm={teacherPool: b}", "spec.rollouts[1].maxModelLength=64"),
-        "algorithm.teacherPool: maxModelLength of pool b, 64, is not above that of the policy",
+        (*_POOL, "spec.algorithm.teachers=[{pool: b}]", "spec.rollouts[1].maxModelLength=64"),
+        "algorithm.teachers[0].pool: maxModelLength of pool b, 64, is not above that of the policy",
         "",
         MANY,
     ),

@@ -20,7 +20,7 @@ MANIFEST: dict[str, Any] = {
 
 WITH_TEACHER = (
     "spec.models=[{name: policy, source: 'job://model'}, {name: big, source: 'job://big'}]",
-    "spec.algorithm.teacherModel=big",
+    "spec.algorithm.teachers=[{model: big}]",
 )
 """Entries as for --set."""
 

@@ -229,7 +229,7 @@ def spec():
     def make(device="nvidia", length=4096, pool=(), algorithm=(), **trainer):
         rollouts = [{"name": "main", "maxModelLength": length, **dict(pool)}]
         changes = {"trainer": trainer, "rollouts": rollouts, "algorithm": dict(algorithm)}
-        if "big" in changes["algorithm"].values():
+        if "big" in str(changes["algorithm"]):
             changes["models"] = [*MANIFEST["spec"]["models"], {"name": "big", "source": "job://big"}]
         data = MANIFEST | {"spec": MANIFEST["spec"] | changes}
         return resolve(validate(data), device).spec
@@ -378,7 +378,7 @@ def test_a_gpu_that_an_engine_shares_gives_no_microbatch(spec):
 
 
 def test_the_tokens_of_a_microbatch_leave_room_for_a_teacher(spec):
-    taught = spec(processesPerNode=4, algorithm={"teacherModel": "big"})
+    taught = spec(processesPerNode=4, algorithm={"teachers": [{"model": "big"}]})
     assert microbatch_tokens(taught, policy("1.5B", big="7B"), H100) < microbatch_tokens(
         spec(processesPerNode=4), policy("1.5B"), H100
     )

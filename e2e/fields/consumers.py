@@ -14,7 +14,7 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -570,7 +570,7 @@ def trained(job: RLJob, storage: Path) -> Any:
         critic = load_critic(spec.algorithm, spec.trainer, sources, policy, backend, None)
         microbatches = []
         for step in range(2):
-            train, rows = _batch(step)
+            train, rows = _batch(step, [task.name for task in spec.tasks])
             budget = spec.trainer.microbatch_tokens
             packed = isinstance(backend, PacksRows) and backend.packs
             plan = plan_step(train, spec.algorithm, world, budget, packed)
@@ -629,7 +629,7 @@ def saved_for_backward(job: RLJob, storage: Path) -> int:
     return len(saved)
 
 
-def _batch(step: int) -> tuple[Train, dict[int, Row]]:
+def _batch(step: int, tasks: Sequence[str]) -> tuple[Train, dict[int, Row]]:
     """Return a batch of random sequences whose engine log-probabilities are noise, and its rows."""
     generator = np.random.default_rng(step)
     samples, rows = [], {}
@@ -652,12 +652,13 @@ def _batch(step: int) -> tuple[Train, dict[int, Row]]:
                 turn_rewards=[float((i * 7 + i // 5) % 3)],
                 turn_states=[str(i % 2)],
                 truncated=i % 3 == 0,
+                task=tasks[i // 3 % len(tasks)],
             )
         )
         rewards = np.zeros(len(ids))
         rewards[-1] = samples[-1].reward
         of_model = np.where(mask, -4.0, 0).astype(np.float32)
-        rows[i] = Row(ids, logprobs, mask, rewards, models={"reference": of_model, "teacher": of_model})
+        rows[i] = Row(ids, logprobs, mask, rewards, models={"reference": of_model, "teachers[0]": of_model})
     return Train(incarnation=1, step=step, samples=samples, check_initial_logprobs=False), rows
 
 

@@ -102,6 +102,7 @@ LAKE_LISTED = given(
 LISTED = given(rewards=[{"name": "exact", "builtin": "reasoning_gym", "egress": {"policy": "Listed"}}])
 TWO_POOLS = [{"name": "main"}, {"name": "big", "model": "other", "maxModelLength": 100_000}]
 TWO_MODELS = [{"name": "policy", "source": "job://model"}, {"name": "other", "source": "job://other-model"}]
+TAUGHT = given(models=TWO_MODELS, algorithm={"teachers": [{"model": "other"}]})
 SPARE = given(rewards=[{"name": "spare", "builtin": "reasoning_gym"}, {"name": "exact", "builtin": "reasoning_gym"}])
 
 MEGATRON = given(trainer__backend="megatron", trainer__processesPerNode=5)
@@ -211,14 +212,13 @@ ROWS: dict[str, Outcome] = {
     "spec.algorithm.referenceModel": Shows(
         c.trained, "other", given(algorithm={"klCoefficient": 3}), given(models=TWO_MODELS)
     ),
-    "spec.algorithm.teacherModel": Shows(c.trained, "other", also=given(models=TWO_MODELS)),
+    "spec.algorithm.teachers.model": Shows(c.trained, "other", also=given(models=TWO_MODELS)),
     "spec.algorithm.referencePool": Shows(
         c.trained, "big", given(algorithm={"klCoefficient": 3}), also=given(models=TWO_MODELS, rollouts=TWO_POOLS)
     ),
-    "spec.algorithm.teacherPool": Shows(c.trained, "big", also=given(models=TWO_MODELS, rollouts=TWO_POOLS)),
-    "spec.algorithm.teacherCoefficient": Shows(
-        c.trained, 3, given(models=TWO_MODELS, algorithm={"teacherModel": "other"})
-    ),
+    "spec.algorithm.teachers.pool": Shows(c.trained, "big", also=given(models=TWO_MODELS, rollouts=TWO_POOLS)),
+    "spec.algorithm.teachers.weight": Shows(c.trained, 3, TAUGHT),
+    "spec.algorithm.teachers.tasks": Shows(c.trained, ["more"], TAUGHT),
     "spec.algorithm.gaeLambda": Shows(c.trained, 0.5, PPO),
     "spec.algorithm.gaeLengthFactor": Shows(c.trained, 0.5, PPO),
     "spec.algorithm.criticModel": Shows(c.trained, "other", PPO, given(models=TWO_MODELS)),

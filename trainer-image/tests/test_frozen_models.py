@@ -39,8 +39,8 @@ CASES: dict[str, dict[str, Any]] = {
     "k1 in the reward": KL | {"klIn": "reward"},
     "k3 in the reward of each token": KL
     | {"klIn": "reward", "klEstimator": "k3", "preset": "reinforce_pp", "discount": 0.9},
-    "a teacher": {"preset": "distillation", "teacherModel": "other", "minibatches": 2},
-    "a teacher and rewards": {"teacherModel": "other", "teacherCoefficient": 0.3, "advantageClip": 1.5},
+    "a teacher": {"preset": "distillation", "teachers": [{"model": "other"}], "minibatches": 2},
+    "a teacher and rewards": {"teachers": [{"model": "other", "weight": 0.3}], "advantageClip": 1.5},
 }
 
 
@@ -51,11 +51,10 @@ def made(job, model_directory, tmp_path):
     models = [{"name": "policy", "source": str(model_directory)}, {"name": "other", "source": str(other)}]
 
     def make(algorithm: dict[str, Any], **spec: Any) -> RLJob:
-        named = {"other"} & {algorithm.get("referenceModel"), algorithm.get("teacherModel")}
-        pools = {algorithm.get("referencePool"), algorithm.get("teacherPool")} - {None}
-        if pools:
+        if "big" in str(algorithm):
             spec["rollouts"] = [{"name": "main", "maxModelLength": 512}, {"name": "big", "model": "other"}]
-        return job(algorithm=algorithm, models=models if named or pools else models[:1], **spec)
+        named = "other" in str(algorithm) or "rollouts" in spec
+        return job(algorithm=algorithm, models=models if named else models[:1], **spec)
 
     return make
 
@@ -103,10 +102,9 @@ def advantages(algorithm: Algorithm, train: Train, old: list[Any], other: list[A
             ((total - own.mean()) / (own.std() + 1e-6)).expand(len(each))
             for total, own, each in zip(totals, members, rewards, strict=True)
         ]
-    if algorithm.teacher_model is not None:
+    for teacher in algorithm.teachers:
         found = [
-            each + algorithm.teacher_coefficient * (l_other - l_old)
-            for each, l_other, l_old in zip(found, other, old, strict=True)
+            each + teacher.weight * (l_other - l_old) for each, l_other, l_old in zip(found, other, old, strict=True)
         ]
     bound = algorithm.advantage_clip or 1e9
     return [each.clamp(-bound, bound).float() for each in found]
@@ -170,7 +168,7 @@ def test_a_step_gives_the_gradient_of_plain_torch(world, made, batch, case, budg
     for name, gradient in expected.items():
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-5, atol=2e-6)
     assert max(float(gradient.abs().max()) for gradient in expected.values()) > 0.01
-    role = "teacher" if made.spec.algorithm.teacher_model else "reference"
+    role = "teacher" if made.spec.algorithm.teachers else "reference"
     if made.spec.algorithm.minibatches == 1:
         mean = float((torch.cat(old) - torch.cat(other)).mean())
         assert result.metrics[f"{role}_kl_k1"] == pytest.approx(mean, abs=1e-5)
@@ -190,19 +188,25 @@ def test_log_probabilities_of_a_pool_have_the_effect_of_the_same_model_in_the_tr
 
     train, shard = batch()
     _, _, other = plain_gradients(made(CASES[case], trainer={"optimizer": OPTIMIZER}), train, shard)
-    role = "teacher" if "teacherModel" in CASES[case] else "reference"
+    taught = "teachers" in CASES[case]
+    role, kind = ("teachers[0]", "teacher") if taught else ("reference", "reference")
     of_pool = [
         msgspec.structs.replace(tokens, models={role: each.numpy().astype("<f4").tobytes()})
         for tokens, each in zip(shard, other, strict=True)
     ]
-    fields = {name: value for name, value in CASES[case].items() if name != f"{role}Model"} | {f"{role}Pool": "big"}
+    if taught:
+        weight = CASES[case]["teachers"][0].get("weight", 1)
+        fields = CASES[case] | {"teachers": [{"pool": "big", "weight": weight}]}
+    else:
+        fields = {name: value for name, value in CASES[case].items() if name != "referenceModel"}
+        fields["referencePool"] = "big"
     expected, metrics = trained(CASES[case], shard)
     found, of_found = trained(fields, of_pool)
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=2e-6)
-    for name in (f"{role}_kl_k1", f"{role}_kl_k3", "loss"):
+    for name in (f"{kind}_kl_k1", f"{kind}_kl_k3", "loss"):
         assert of_found[name] == pytest.approx(metrics[name], abs=1e-5)
-    with pytest.raises(UnrecoverableError, match=f"sample g0.0 has no log-probabilities of the {role}"):
+    with pytest.raises(UnrecoverableError, match=rf"sample g0.0 has no log-probabilities of the model {kind}"):
         trained(fields, shard)
     short = msgspec.structs.replace(of_pool[0], models={role: of_pool[0].models[role][4:]})
     with pytest.raises(UnrecoverableError, match="do not cover its response"):
@@ -322,13 +326,13 @@ def test_a_backend_that_runs_no_other_models_is_refused(made):
 
 
 def test_a_model_with_two_roles_runs_once(world, made, batch):
-    chosen = made(KL | {"teacherModel": "other"})
+    chosen = made(KL | {"teachers": [{"model": "other"}]})
     backend = FsdpBackend(Path(chosen.spec.models[0].source), chosen.spec.trainer, world)
     frozen = load(chosen, backend)
-    assert frozen["reference"] is frozen["teacher"]
+    assert frozen["reference"] is frozen["teachers[0]"]
     calls = []
-    run = frozen["teacher"].run
-    frozen["teacher"].run = lambda microbatches: (calls.append(len(microbatches)), run(microbatches))[1]
+    run = frozen["teachers[0]"].run
+    frozen["teachers[0]"].run = lambda microbatches: (calls.append(len(microbatches)), run(microbatches))[1]
     metrics = apply(world, backend, chosen.spec.algorithm, *batch(), 10_000, frozen=frozen).metrics
     assert calls == [1, 1], "once for each minibatch"
     assert metrics["reference_kl_k3"] == metrics["teacher_kl_k3"]

@@ -198,6 +198,15 @@ def test_a_reference_that_cannot_be_used_is_named(job, mine, spec, sentence):
     assert sentence in problem
 
 
+def test_a_function_may_need_a_reference_of_a_pool(job, mine):
+    made = job(
+        algorithm={"advantage": "my_algorithms:distilled", "referencePool": "big"},
+        models=[{"name": "policy", "source": "job://model"}, {"name": "other", "source": "job://other"}],
+        rollouts=[{"name": "main", "maxModelLength": 512}, {"name": "big", "model": "other", "maxModelLength": 513}],
+    )
+    assert not any("reference" in problem for problem in check(made))
+
+
 def run_check(job, tmp_path, source: Path, **spec: object) -> subprocess.CompletedProcess[str]:
     made = job(models=[{"name": "policy", "source": str(source)}], **spec)
     (tmp_path / "job.json").write_text(made.model_dump_json(by_alias=True))

@@ -38,7 +38,7 @@ def evaluation_job(
     data = _with_absolute_paths(to_data(job), storage)
     spec = data["spec"]
     spec["initializer"] = None
-    served = {pool["model"] for pool in spec["rollouts"]} - {"policy"}  # others are a reference and a teacher
+    served = {pool["model"] for pool in spec["rollouts"]} - {"policy"}  # others are a reference and teachers
     kept = [entry for entry in spec["models"] if entry["name"] in served]
     spec["models"] = [{"name": "policy", "source": str(model)}, *kept]
     spec["algorithm"] = {}

@@ -85,7 +85,8 @@ class RunnerMessages:
                 trajectory.check_turns(message.turns)
                 check_states(message.states, message.turns)
                 if trajectory.kind is Kind.TRAIN:
-                    check_logprobs(message.logprobs, model_pools(run.spec.algorithm), trajectory.written)
+                    roles = model_pools(run.spec.algorithm, trajectory.task)
+                    check_logprobs(message.logprobs, roles, trajectory.written)
                 turn_rewards = credit_turns(message.turns, message.reward, message.turn_rewards)
             except ValueError as error:
                 run.outcomes.failed(trajectory, str(error), "protocol")

@@ -159,7 +159,7 @@ def _task_runtimes(
             spec.failure_policy.stall_seconds,
             _environment_runtime(prepared, task, environments),
             _agent_runtime(prepared, task, endpoint),
-            PoolRuntime(pools, of_policy, spec.seed, model_pools(spec.algorithm)),
+            PoolRuntime(pools, of_policy, spec.seed, model_pools(spec.algorithm, task.name)),
         )
         for task in spec.tasks
     }

@@ -44,6 +44,25 @@ def _named(text: str, registry: functions.Functions) -> str:
     return " ".join(part for part in (text, summaries(registry), "Or `module:function` of your own package.") if part)
 
 
+class Teacher(Model):
+    """A model that the policy learns from: weight·(log-probability of the teacher − that of the policy before the
+    batch) is added to the advantage of each token."""
+
+    model: Name | None = None
+    """Entry of `models` with the tokens of the policy. It is kept in the trainer and never changes."""
+    pool: Name | None = None
+    """Entry of `rollouts` with a model of its own, instead of `model`: its engines compute the log-probabilities of
+    each sample when it is scored."""
+    weight: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Weight of this teacher beside the rewards and the other teachers."""
+    tasks: Annotated[list[Name], Field(min_length=1, max_length=64)] | None = None
+    """Names of the tasks that it teaches. Default: all."""
+
+    def teaches(self, task: str) -> bool:
+        """Return whether it teaches a task."""
+        return self.tasks is None or task in self.tasks
+
+
 class Algorithm(Model):
     """The learning algorithm. A preset fills the fields that are not set and that its functions read; `rljob explain`
     shows the result. [algorithms.md](algorithms.md) has the formulas and their sources."""
@@ -139,15 +158,8 @@ class Algorithm(Model):
     reference_pool: Name | None = None
     """Entry of `rollouts` with a model of its own, from which the KL divergence is measured instead of
     `referenceModel`: its engines compute the log-probabilities of each sample when it is scored. Default: none."""
-    teacher_model: Name | None = None
-    """Entry of `models` with the tokens of the policy, from which it learns: teacherCoefficient·(log-probability of
-    the teacher − that of the policy before the batch) is added to the advantage of each token (on-policy
-    distillation). It is kept in the trainer and never changes. All samples are then computed. Default: none."""
-    teacher_pool: Name | None = None
-    """Entry of `rollouts` with a model of its own, from which the policy learns instead of from `teacherModel`: its
-    engines compute the log-probabilities of each sample when it is scored. Default: none."""
-    teacher_coefficient: Annotated[float, Field(gt=0, le=100)] | None = None
-    """Weight of the teacher beside the rewards. Default: 1."""
+    teachers: Annotated[list[Teacher], Field(max_length=8)] = []
+    """Models from which the policy learns (on-policy distillation). All samples are then computed."""
     discount: Annotated[float, Field(gt=0, le=1)] | None = None
     """γ of `reinforce_pp` and `gae` (a token), `turn_return` and `gigpo` (a turn), and of the critic's targets (a
     token)."""

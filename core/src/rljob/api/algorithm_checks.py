@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pydantic.alias_generators import to_camel
@@ -18,10 +18,10 @@ from rljob.api.algorithm_presets import (
     ZERO_FOR_ONE_SAMPLE,
     chosen,
     frozen_models,
-    has_teacher,
     is_read,
     model_pools,
     penalizes_rewards,
+    role_kind,
     uses_critic,
 )
 
@@ -35,6 +35,8 @@ BOUNDS = (
     ("covariance_low", "covariance_high"),
 )
 """Fields of a lower and an upper bound."""
+POOL_FIELDS = {"reference": ("referencePool", "referenceModel")}
+"""Role → the fields of its pool and of its model, if they are not in a list."""
 
 
 def algorithm_problems(spec: RLJobSpec) -> Iterator[str]:
@@ -66,7 +68,7 @@ def algorithm_problems(spec: RLJobSpec) -> Iterator[str]:
     yield from _frozen(spec)
     yield from _pools(spec)
     yield from _critic(spec)
-    yield from _teacher(algorithm)
+    yield from _teachers(spec)
     yield from _kl(algorithm)
     yield from _unread(algorithm)
     difficulties = ("difficulty_above", "difficulty_below", "difficulty_exponent")
@@ -118,9 +120,8 @@ def _frozen(spec: RLJobSpec) -> Iterator[str]:
     algorithm, known = spec.algorithm, [model.name for model in spec.models]
     named = {
         "referenceModel": algorithm.reference_model,
-        "teacherModel": algorithm.teacher_model,
         "criticModel": algorithm.critic_model,
-    }
+    } | {f"teachers[{i}].model": teacher.model for i, teacher in enumerate(algorithm.teachers)}
     served = [pool.model for pool in spec.frozen_pools]
     for field, name in named.items():
         if name is not None and name not in known:
@@ -132,12 +133,13 @@ def _frozen(spec: RLJobSpec) -> Iterator[str]:
         if name not in (POLICY, *named.values(), *served):
             yield (
                 f"models[{i}]: no field uses the model {name}; name it in algorithm.referenceModel, "
-                "algorithm.teacherModel, algorithm.criticModel or rollouts[].model, or remove it"
+                "algorithm.teachers[].model, algorithm.criticModel or rollouts[].model, or remove it"
             )
     if spec.trainer.backend == "megatron" and (roles := frozen_models(algorithm)):
+        kinds = dict.fromkeys(map(role_kind, roles))
         yield (
-            f"trainer.backend: megatron runs no {' and no '.join(roles)} model; set fsdp, or remove klCoefficient, "
-            "referenceModel and teacherModel from algorithm"
+            f"trainer.backend: megatron runs no {' and no '.join(kinds)} model; set fsdp, or remove klCoefficient, "
+            "referenceModel and teachers[].model from algorithm"
         )
 
 
@@ -145,10 +147,11 @@ def _pools(spec: RLJobSpec) -> Iterator[str]:
     """Yield the problems of the frozen pools that compute log-probabilities."""
     algorithm, pools = spec.algorithm, {pool.name: pool for pool in spec.frozen_pools}
     longest = max((pool.max_model_length for pool in spec.policy_pools), default=0)
+    if algorithm.reference_pool is not None and algorithm.reference_model is not None:
+        yield "algorithm.referencePool: referenceModel names another reference; remove one of them"
     for role, name in model_pools(algorithm).items():
-        field = f"algorithm.{role}Pool"
-        if getattr(algorithm, f"{role}_model") is not None:
-            yield f"{field}: {role}Model names another {role}; remove one of them"
+        pool_field, model_field = POOL_FIELDS.get(role, (f"{role}.pool", f"{role}.model"))
+        field = f"algorithm.{pool_field}"
         if name not in pools:
             known = f"there are {', '.join(pools)}" if pools else "there is none"
             yield (
@@ -164,10 +167,10 @@ def _pools(spec: RLJobSpec) -> Iterator[str]:
                 f"policy, {longest}: it reads whole samples and writes a token; raise it"
             )
         for i, task in enumerate(spec.tasks):
-            if task.sampling.temperature != 1:
+            if task.sampling.temperature != 1 and role in model_pools(algorithm, task.name):
                 yield (
-                    f"tasks[{i}].sampling.temperature: the engines of {role}Pool {name} compute log-probabilities at "
-                    f"temperature 1, not {task.sampling.temperature:g}; set 1, or {role}Model"
+                    f"tasks[{i}].sampling.temperature: the engines of {pool_field} {name} compute log-probabilities at "
+                    f"temperature 1, not {task.sampling.temperature:g}; set 1, or {model_field}"
                 )
 
 
@@ -195,23 +198,42 @@ def _critic(spec: RLJobSpec) -> Iterator[str]:
         yield "algorithm.gaeLambda: gaeLengthFactor replaces it; remove one of them"
 
 
-def _teacher(algorithm: Algorithm) -> Iterator[str]:
+def _teachers(spec: RLJobSpec) -> Iterator[str]:
+    algorithm, tasks = spec.algorithm, [task.name for task in spec.tasks]
+    for i, teacher in enumerate(algorithm.teachers):
+        field = f"algorithm.teachers[{i}]"
+        if (teacher.model is None) == (teacher.pool is None):
+            yield f"{field}.model: set either model or pool of a teacher"
+        if teacher.model == POLICY:
+            yield (
+                f"{field}.model: policy cannot teach itself; name another model, or set klCoefficient to stay near the "
+                "first weights"
+            )
+        for j, name in enumerate(teacher.tasks or []):
+            if name not in tasks:
+                yield f"{field}.tasks[{j}]: {name!r} is not defined; there are {', '.join(tasks)}; name one of tasks"
+        for j, other in enumerate(algorithm.teachers[:i]):
+            same = (other.model, other.pool) == (teacher.model, teacher.pool)
+            if same and any(teacher.teaches(task) and other.teaches(task) for task in tasks):
+                yield f"{field}: teachers[{j}] is the same model and teaches the same task; remove one of them"
+    yield from _taught(algorithm, tasks)
+
+
+def _taught(algorithm: Algorithm, tasks: Sequence[str]) -> Iterator[str]:
+    """Yield the problems of the algorithm with its teachers, or without one."""
     objective = chosen(algorithm, "objective")
-    if algorithm.teacher_model == POLICY:
-        yield (
-            "algorithm.teacherModel: policy cannot teach itself; name another model, or set klCoefficient to stay near "
-            "the first weights"
-        )
-    if has_teacher(algorithm) and objective in FOLLOWS_REWARDS:
+    if algorithm.teachers and objective in FOLLOWS_REWARDS:
         yield (
             f"algorithm.objective: {objective} distinguishes samples by rewards, which a teacher does not change; "
             "set ppo_clip or another one"
         )
-    if not has_teacher(algorithm) and chosen(algorithm, "advantage") == "zero":
-        yield (
-            "algorithm.teacherModel: with advantage zero nothing is learned without a teacher; name one of models, or "
-            "a pool in teacherPool, or set another advantage"
-        )
+    if chosen(algorithm, "advantage") == "zero":
+        for task in tasks:
+            if not any(teacher.teaches(task) for teacher in algorithm.teachers):
+                yield (
+                    f"algorithm.teachers: with advantage zero nothing is learned from task {task} without a teacher; "
+                    "add one, or the task to tasks of a teacher, or set another advantage"
+                )
 
 
 def _kl(algorithm: Algorithm) -> Iterator[str]:

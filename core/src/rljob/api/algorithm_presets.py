@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rljob.api.algorithm import Algorithm
+from rljob.api.algorithm import Algorithm, Teacher
 from rljob.api.algorithm_functions import ADVANTAGES, FUNCTIONS, OBJECTIVES, names_with, readers
 
 GRPO: dict[str, Any] = {
@@ -91,7 +91,6 @@ DEFAULTS: dict[str, Any] = {
     "overlong_penalty": 1.0,
     "kl_in": "loss",
     "kl_horizon": 20.0,
-    "teacher_coefficient": 1.0,
 }
 """Value of a field that the functions read and the preset does not set."""
 
@@ -106,7 +105,6 @@ CONDITIONS = {
     "kl_estimator": "kl_coefficient",
     "reference_model": "kl_coefficient",
     "reference_pool": "kl_coefficient",
-    "teacher_coefficient": "teacher_model",
     "critic_warmup_steps": "critic_model",
     "value_lambda": "critic_model",
     "value_clip": "critic_model",
@@ -169,8 +167,6 @@ def is_read(algorithm: Algorithm, field: str) -> bool:
     """Return whether a chosen function reads ``field``."""
     if field in ("reference_model", "reference_pool") and own_functions(algorithm):
         return True
-    if field == "teacher_coefficient":
-        return has_teacher(algorithm)
     if field in CONDITIONS:
         return chosen(algorithm, CONDITIONS[field]) is not None
     if field not in READERS:
@@ -208,7 +204,7 @@ def needs_old(algorithm: Algorithm) -> bool:
 def needs_old_first(algorithm: Algorithm) -> bool:
     """Return whether the log-probabilities before the batch are needed before its first update: by a KL term in the
     reward, a teacher, or an objective that compares the tokens of the batch."""
-    return penalizes_rewards(algorithm) or has_teacher(algorithm) or selects_tokens(algorithm)
+    return penalizes_rewards(algorithm) or bool(algorithm.teachers) or selects_tokens(algorithm)
 
 
 def selects_tokens(algorithm: Algorithm) -> bool:
@@ -221,23 +217,37 @@ def penalizes_rewards(algorithm: Algorithm) -> bool:
     return algorithm.kl_coefficient is not None and chosen(algorithm, "kl_in") == "reward"
 
 
+def teacher_roles(algorithm: Algorithm) -> dict[str, Teacher]:
+    """Return the roles of the teachers: ``teachers[0]``, ``teachers[1]``, ..."""
+    return {f"teachers[{i}]": teacher for i, teacher in enumerate(algorithm.teachers)}
+
+
+def role_kind(role: str) -> str:
+    """Return the kind of a role of a model that is not trained: ``reference`` | ``teacher``."""
+    return "reference" if role == "reference" else "teacher"
+
+
 def frozen_models(algorithm: Algorithm) -> dict[str, str]:
     """Return the roles of models that are not trained and run in the trainer, each with the name of its entry in
-    `models`: ``reference`` and ``teacher``."""
-    roles = {"reference": chosen(algorithm, "reference_model"), "teacher": algorithm.teacher_model}
+    `models`: ``reference``, and those of :func:`teacher_roles`."""
+    roles = {"reference": chosen(algorithm, "reference_model")}
+    roles |= {role: teacher.model for role, teacher in teacher_roles(algorithm).items()}
     return {role: name for role, name in roles.items() if name is not None}
 
 
-def model_pools(algorithm: Algorithm) -> dict[str, str]:
-    """Return the roles of models that run in frozen pools, each with the name of its entry in `rollouts`: ``reference``
-    and ``teacher``."""
-    roles = {"reference": algorithm.reference_pool, "teacher": algorithm.teacher_pool}
+def model_pools(algorithm: Algorithm, task: str | None = None) -> dict[str, str]:
+    """Return the roles of models that run in frozen pools, each with the name of its entry in `rollouts`:
+    ``reference``, and those of :func:`teacher_roles`. ``task``: only those that samples of this task need."""
+    roles = {"reference": algorithm.reference_pool}
+    for role, teacher in teacher_roles(algorithm).items():
+        if task is None or teacher.teaches(task):
+            roles[role] = teacher.pool
     return {role: name for role, name in roles.items() if name is not None}
 
 
-def has_teacher(algorithm: Algorithm) -> bool:
-    """Return whether the policy learns from a teacher."""
-    return algorithm.teacher_model is not None or algorithm.teacher_pool is not None
+def other_kinds(algorithm: Algorithm) -> set[str]:
+    """Return the kinds of models that are not trained, in the trainer and in pools: ``reference`` | ``teacher``."""
+    return {role_kind(role) for role in (*frozen_models(algorithm), *model_pools(algorithm))}
 
 
 def uses_critic(algorithm: Algorithm) -> bool:
@@ -257,10 +267,10 @@ def needs_states(algorithm: Algorithm) -> bool:
 
 def stabilizers(algorithm: Algorithm) -> list[str]:
     """Return the fields that change rewards or advantages beside the function of ``advantage``: of
-    :data:`STABILIZERS`, and those of a KL term in the reward and of a teacher."""
+    :data:`STABILIZERS`, and those of a KL term in the reward and of teachers."""
     found = [field for field in STABILIZERS if getattr(algorithm, field) not in (None, False)]
     found += ["kl_coefficient"] if penalizes_rewards(algorithm) else []
-    return found + [field for field in ("teacher_model", "teacher_pool") if getattr(algorithm, field) is not None]
+    return found + (["teachers"] if algorithm.teachers else [])
 
 
 def describe_needs(algorithm: Algorithm) -> Iterator[str]:
@@ -273,9 +283,10 @@ def describe_needs(algorithm: Algorithm) -> Iterator[str]:
             passes = "one forward pass for each minibatch after the first"
         yield f"the algorithm needs the log-probabilities before the batch, {passes}"
     for role, name in frozen_models(algorithm).items():
-        yield f"the algorithm needs the log-probabilities of the {role} model ({name}), one forward pass"
+        yield f"the algorithm needs the log-probabilities of the {role_kind(role)} model ({name}), one forward pass"
     for role, name in model_pools(algorithm).items():
-        yield f"the algorithm needs the log-probabilities of the {role} model of pool {name}, which runners ask for"
+        model = f"{role_kind(role)} model of pool {name}"
+        yield f"the algorithm needs the log-probabilities of the {model}, which runners ask for"
     if uses_critic(algorithm):
         yield (
             f"the algorithm needs the values of a critic, which starts from the model {algorithm.critic_model} and is "

@@ -61,18 +61,28 @@ def algorithm_rules() -> Iterator[CelRule]:
             "it reads the mean reward of a group, which rewardMean changes; remove one of them",
             f".{bound}",
         )
-    for role in ("reference", "teacher"):
-        yield CelRule(
-            "spec.algorithm",
-            f"!has(self.{role}Pool) || !has(self.{role}Model)",
-            f"{role}Model names another {role}; remove one of them",
-            f".{role}Pool",
-        )
+    yield CelRule(
+        "spec.algorithm",
+        "!has(self.referencePool) || !has(self.referenceModel)",
+        "referenceModel names another reference; remove one of them",
+        ".referencePool",
+    )
+    yield CelRule(
+        "spec.algorithm.teachers[]",
+        "has(self.model) != has(self.pool)",
+        "set either model or pool of a teacher",
+        ".model",
+    )
+    pools = {
+        "referencePool": "has(self.algorithm.referencePool)",
+        "a teacher": "self.algorithm.teachers.exists(teacher, has(teacher.pool) && !has(teacher.tasks))",
+    }
+    for pool, is_set in pools.items():
         yield CelRule(
             "spec",
-            f"!has(self.algorithm.{role}Pool) || self.tasks.all(task, !has(task.sampling) || "
+            f"!{is_set} || self.tasks.all(task, !has(task.sampling) || "
             "!has(task.sampling.temperature) || task.sampling.temperature == 1.0)",
-            f"the engines of {role}Pool compute log-probabilities at temperature 1; set 1, or {role}Model",
+            f"the engines of {pool} compute log-probabilities at temperature 1; set 1, or a model in the trainer",
             ".tasks",
         )
     uncorrected = _chosen("correction", {name: fields["correction"] for name, fields in PRESETS.items()})

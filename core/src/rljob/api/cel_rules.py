@@ -49,7 +49,14 @@ def _spec() -> Iterator[CelRule]:
         "the environment of a task is not defined; add it to environments",
         ".tasks",
     )
-    for field in ("referenceModel", "teacherModel", "criticModel"):
+    yield CelRule(
+        "spec",
+        "self.algorithm.teachers.all(teacher, !has(teacher.model) || "
+        "self.models.exists(model, model.name == teacher.model))",
+        "the model of a teacher is not defined; name one of models",
+        ".algorithm.teachers",
+    )
+    for field in ("referenceModel", "criticModel"):
         name = f"self.algorithm.{field}"
         yield CelRule(
             "spec",

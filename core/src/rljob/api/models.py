@@ -64,7 +64,7 @@ class ModelSource(Model):
 
     name: Name
     """Name that `rollouts` and `algorithm` refer to. The trained model has the name `policy`; every other model is
-    named in `algorithm.referenceModel`, `algorithm.teacherModel`, `algorithm.criticModel` or `rollouts[].model`."""
+    named in `algorithm.referenceModel`, `algorithm.teachers[].model`, `algorithm.criticModel` or `rollouts[].model`."""
     source: Annotated[Text, Field(min_length=1)]
     """Hugging Face directory: `job://PATH` in the job's storage, a path (for `rljob run` only), or a model that is
     downloaded: `hf://ORG/NAME@REVISION` (a branch, tag or commit; default `main`) or `s3://BUCKET/PREFIX`."""

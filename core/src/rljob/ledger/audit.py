@@ -135,12 +135,18 @@ def prepare(ledger: LedgerReader, spec: RLJobSpec) -> dict[str, Any]:
         "filters": json.dumps({task.name: task.group_filter.model_dump(by_alias=True) for task in spec.tasks}),
         "advantage": " with ".join([str(spec.algorithm.advantage), *stabilizers(spec.algorithm)]),
         "tasks": json.dumps([task.name for task in spec.tasks]),
-        "roles": json.dumps(sorted(model_pools(spec.algorithm)), separators=(",", ":")),
+        "roles": json.dumps({task.name: _roles(spec, task.name) for task in spec.tasks}),
         "evaluated": json.dumps(sorted(evaluated)),
         "answers": evaluation.samples_per_problem if evaluation is not None else 0,
         "pass_reward": evaluation.pass_reward if evaluation is not None else 0.0,
         "pass_at": json.dumps(evaluation.pass_at if evaluation is not None else []),
     }
+
+
+def _roles(spec: RLJobSpec, task: str) -> str:
+    """Return the JSON list of the roles of the models of frozen pools whose log-probabilities samples of a task have,
+    as SQLite writes it."""
+    return json.dumps(sorted(model_pools(spec.algorithm, task)), separators=(",", ":"))
 
 
 def _add_up(turn_rewards: Any, reward: Any) -> bool:

@@ -92,7 +92,7 @@ def _examine_logprobs(ledger: LedgerReader, sizes: Mapping[int, int], findings: 
         if row["segment"] not in sizes:
             continue
         findings.examined += 1
-        name = f"the {row['role']} of sample {sample_id(row['sample_number'])}"
+        name = f"the model {row['role']} of sample {sample_id(row['sample_number'])}"
         try:
             payload = ledger.payload.read(Location(row["segment"], row["position"], row["length"]))
             record = decode_logprobs(payload)

@@ -98,7 +98,8 @@ RESULTS = (
             AuditRule(
                 "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.number = s.group_number"
                 " WHERE g.kind = 'train' AND s.reward IS NOT NULL AND (SELECT json_group_array(role) FROM (SELECT role"
-                " FROM model_logprobs m WHERE m.sample_number = s.number ORDER BY role)) != :roles",
+                " FROM model_logprobs m WHERE m.sample_number = s.number ORDER BY role)) IS NOT"
+                " (SELECT value FROM json_each(:roles) r WHERE r.key = g.task)",
                 "it has a reward, but not the log-probabilities of the models of frozen pools",
             ),
             AuditRule(

@@ -3,10 +3,10 @@
 Parameters: version (batches applied), finished (0 | 1), steps, groups (of a batch), members (of a trained group),
 admitted (members of a group when it starts), greedy (0 | 1: the first of them is a greedy answer), redundant (groups
 started beyond the bound), alpha, advantage; answers (to a problem of an evaluation), pass_reward; tasks (names),
-pass_at, evaluated (versions to evaluate by the manifest) and roles (of models of frozen pools) are JSON lists, filters
-a JSON object: task → groupFilter. The temporary table ``ends`` has one row for each group with the number of its
-samples in each state; ``listed`` has one row for each sample of a batch, and ``held`` one for each completion that the
-row of a sample lists. ``samples`` is the view that
+pass_at and evaluated (versions to evaluate by the manifest) are JSON lists, filters and roles JSON objects: task →
+groupFilter, and task → JSON list of the roles of models of frozen pools. The temporary table ``ends`` has one row for
+each group with the number of its samples in each state; ``listed`` has one row for each sample of a batch, and
+``held`` one for each completion that the row of a sample lists. ``samples`` is the view that
 LedgerReader.prepare_accounts creates.
 """
 

@@ -31,7 +31,7 @@ class ModelLogprobs(msgspec.Struct, array_like=True):
     """Log-probabilities of a sample under a model of a frozen pool, in a payload segment."""
 
     sample: str
-    role: str  # reference | teacher
+    role: str  # reference | teachers[0] | teachers[1] …
     logprobs: bytes  # float32, of each token of its loss mask
 
 

@@ -106,7 +106,7 @@ CREATE TABLE IF NOT EXISTS answers (  -- of frozen pools to questions of loops, 
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS model_logprobs (  -- of samples with a reward, from engines of frozen pools
     sample_number INTEGER NOT NULL REFERENCES samples(number),
-    role TEXT NOT NULL,              -- reference | teacher
+    role TEXT NOT NULL,              -- reference | teachers[0] | teachers[1] …
     digest TEXT NOT NULL,            -- blake3 of the payload record
     segment INTEGER NOT NULL,
     position INTEGER NOT NULL,

@@ -160,7 +160,7 @@ class LedgerWriter(Store):
 
         Args:
             sample: id of the sample.
-            role: reference | teacher.
+            role: reference, or teachers[0] and so on.
             logprobs: float32, of each token of its loss mask.
         """
         payload = encode_record(ModelLogprobs(sample, role, logprobs))

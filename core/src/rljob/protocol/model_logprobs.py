@@ -35,7 +35,7 @@ def check_logprobs(logprobs: Mapping[str, bytes], roles: Collection[str], tokens
 
     Args:
         logprobs: role → float32 of each of the model's tokens.
-        roles: of the job's models of frozen pools.
+        roles: of models of frozen pools, for its task.
         tokens: that the model wrote.
 
     Raises:
@@ -45,4 +45,4 @@ def check_logprobs(logprobs: Mapping[str, bytes], roles: Collection[str], tokens
         raise ValueError(f"it has log-probabilities of {sorted(logprobs)}, and the job needs those of {sorted(roles)}")
     for role, values in logprobs.items():
         if len(values) != FLOAT32 * tokens or not all(map(math.isfinite, array("f", values))):
-            raise ValueError(f"its log-probabilities of the {role} are not one finite number for each token")
+            raise ValueError(f"its log-probabilities of the model {role} are not one finite number for each token")

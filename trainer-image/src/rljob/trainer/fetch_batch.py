@@ -143,7 +143,7 @@ def _of_model(tokens: SampleTokens, role: str, mask_L: NDArray[np.bool_]) -> NDA
     given_T, logprobs_L = np.frombuffer(tokens.models[role], "<f4"), np.zeros(len(mask_L), np.float32)
     if len(given_T) != mask_L.sum():
         raise UnrecoverableError(
-            f"sample {tokens.sample}: its log-probabilities of the {role} do not cover its response"
+            f"sample {tokens.sample}: its log-probabilities of the model {role} do not cover its response"
         )
     logprobs_L[mask_L] = given_T
     return logprobs_L

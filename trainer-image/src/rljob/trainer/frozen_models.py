@@ -56,7 +56,7 @@ def load_models(
     if not isinstance(backend, LoadsFrozenModels):
         raise ModelError(
             f"spec.trainer.backend: {type(backend).__name__} runs no models that are not trained: it has no method "
-            "load_frozen; set fsdp, or remove klCoefficient, referenceModel and teacherModel from spec.algorithm"
+            "load_frozen; set fsdp, or remove klCoefficient, referenceModel and teachers from spec.algorithm"
         )
     loaded = {}
     for name in dict.fromkeys(names.values()):

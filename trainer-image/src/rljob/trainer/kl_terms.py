@@ -1,4 +1,4 @@
-"""Terms of a batch from models that are not trained: KL to a reference in the reward, and a teacher in the advantage.
+"""Terms of a batch from models that are not trained: KL to a reference in the reward, and teachers in the advantage.
 
 Both compare log-probabilities of the policy before the batch with those of the other model, at the model's tokens.
 
@@ -76,14 +76,16 @@ def _penalties(batch: Batch, scores: Scores, algorithm: Algorithm) -> dict[int, 
 
 
 def teacher_terms(scores: Scores, algorithm: Algorithm) -> dict[int, Floats]:
-    """Return teacherCoefficient·(l_teacher − l_old) at each token (L,) of this replica's rows.
+    """Return Σ weight·(l_teacher − l_old) over the teachers of its task at each token (L,) of this replica's rows.
 
-    It is minus the estimate k1 of KL(π‖teacher): as an advantage of the token it gives minus the gradient of this KL at
-    the states that the policy visits (on-policy distillation, arXiv 2306.13649).
+    It is minus the sum of the estimates k1 of weight·KL(π‖teacher): as an advantage of the token it gives minus the
+    gradient of this sum at the states that the policy visits (on-policy distillation, arXiv 2306.13649; of several
+    teachers 2601.02780).
     """
-    coefficient, teacher = algorithm.teacher_coefficient, scores.teacher_by_row()
-    assert coefficient is not None, "resolved"
-    return {
-        i: coefficient * (teacher[i].astype(np.float64) - old_L.astype(np.float64))
-        for i, old_L in scores.old_by_row().items()
-    }
+    teacher, terms = scores.teacher_by_row(), {}
+    for i, old_L in scores.old_by_row().items():
+        task = scores.batch.train.samples[i].task
+        weight = sum(teacher.weight for teacher in algorithm.teachers if teacher.teaches(task))
+        difference_L = teacher[i] - old_L.astype(np.float64)
+        terms[i] = weight * difference_L if weight else np.zeros_like(difference_L)
+    return terms

@@ -51,7 +51,8 @@ METRICS: dict[str, str] = {
     "reference_kl_k1": "KL(policy‖reference) in nats a token: mean of l − l_ref; only with a reference model",
     "reference_kl_k3": "the same, estimated by the mean of r − 1 − ln r with r = exp(l_ref − l)",
     "kl_coefficient": "β of the step; only with a KL term",
-    "teacher_kl_k1": "KL(policy‖teacher) in nats a token: mean of l − l_teacher; only with a teacher",
+    "teacher_kl_k1": "KL(policy‖teacher) in nats a token: mean of l − l_teacher over tokens that have a teacher; "
+    "of several teachers l_teacher is the mean with their weights",
     "teacher_kl_k3": "the same, estimated by the mean of r − 1 − ln r with r = exp(l_teacher − l)",
     "value_loss": "loss of the critic: mean over the step's updates; only with a critic, as the next six",
     "value_mean": "value of a token before the batch: mean over tokens",
@@ -71,7 +72,7 @@ METRICS: dict[str, str] = {
     "seconds": "of the whole step, the pull included",
     "seconds_pull": "until rank 0 had the samples' tokens",
     "seconds_forward": "in forward passes, on rank 0",
-    "seconds_frozen": "in forward passes of the reference and the teacher, on rank 0; only with such a model",
+    "seconds_frozen": "in forward passes of the reference and the teachers, on rank 0; only with such a model",
     "seconds_critic": "in passes and the optimizer of the critic, on rank 0; only with a critic",
     "seconds_backward": "in backward passes, on rank 0",
     "seconds_optimizer": "in gradient clipping and the optimizer, on rank 0",
@@ -116,7 +117,7 @@ class TokenStatistics:
     sums: Tensor = field(init=False)  # of all tokens, then of those of each task
     largest: Tensor = field(init=False)
     has_entropy: bool = False
-    kl: dict[str, Tensor] = field(default_factory=dict)  # role of a model → sums of k1 and k3
+    kl: dict[str, Tensor] = field(default_factory=dict)  # kind of a model → sums of k1, k3 and tokens
     positions: int = 0
     padding: int = 0
 
@@ -188,13 +189,13 @@ class TokenStatistics:
         """Count one microbatch of a model that is not trained.
 
         Args:
-            role: of the model.
+            role: kind of the model.
             log_ratio_BK: log-probabilities under the policy minus those under the model.
-            mask_BK: True at the model's tokens.
+            mask_BK: True at tokens that count.
         """
         k1_BK = log_ratio_BK.double().where(mask_BK, 0.0)
         bounded_BK = -k1_BK.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        sums = torch.stack([k1_BK.sum(), (torch.expm1(bounded_BK) - bounded_BK).sum()])
+        sums = torch.stack([k1_BK.sum(), (torch.expm1(bounded_BK) - bounded_BK).sum(), mask_BK.sum()])
         self.kl[role] = self.kl.get(role, torch.zeros_like(sums)) + sums
 
     def current_mismatch(self, world: World) -> Mismatch:
@@ -210,11 +211,10 @@ class TokenStatistics:
         places = self.sums.new_tensor([self.positions, self.padding])
         positions, padding = world.sum_over_data(places).tolist()
         whole, *of_tasks = (self._of(*each) for each in zip(sums, largest, strict=True))
-        n = max(1.0, whole["tokens"])
-        kl = {role: (world.sum_over_data(sums.clone()) / n).tolist() for role, sums in self.kl.items()}
+        kl = {role: world.sum_over_data(sums.clone()).tolist() for role, sums in self.kl.items()}
         whole |= {"loss": sums[0][0] / minibatches, "padding_fraction": padding / positions}
-        for role, means in kl.items():
-            whole |= {f"{role}_kl_k{number}": mean for number, mean in zip((1, 3), means, strict=True)}
+        for role, (k1, k3, tokens) in kl.items():
+            whole |= {f"{role}_kl_k1": k1 / max(1.0, tokens), f"{role}_kl_k3": k3 / max(1.0, tokens)}
         for task, metrics in zip(self.tasks, of_tasks, strict=True):
             whole |= {f"{name}/{task}": metrics[name] for name in BY_TASK if name in metrics}
         return whole

@@ -34,7 +34,7 @@ class PolicyLoss:
     Args:
         minibatch: microbatches with advantages.
         old: log-probabilities of each microbatch before the batch, or None.
-        frozen: log-probabilities of each microbatch under the models that are not trained, by role.
+        frozen: log-probabilities of each microbatch under models that are not trained, by kind.
         first: whether the weights are those before the batch, so that the forward pass gives the old log-probabilities.
         algorithm: resolved.
         statistics: of the step.
@@ -116,7 +116,7 @@ class PolicyLoss:
             share = self._algorithm.loss_scale * share
         self._statistics.add(share.detach(), objective, old_BK, weights_BK, entropy_BK, inputs)
         for role, frozen_BK in frozen.items():
-            self._statistics.add_kl(role, logprobs_BK.detach() - frozen_BK, tokens.mask_BK)
+            self._statistics.add_kl(role, logprobs_BK.detach() - frozen_BK, tokens.mask_BK & ~frozen_BK.isnan())
         return share
 
     def _penalty(self, logprobs_BK: Tensor, reference_BK: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pydantic.alias_generators import to_camel
 
-from rljob.api.algorithm_presets import POLICY, frozen_models, uses_critic
+from rljob.api.algorithm_presets import POLICY, frozen_models, other_kinds, uses_critic
 from rljob.api.extensions import BACKENDS, load
 from rljob.api.models import RLJobSpec
 from rljob.api.resolve import made_later
@@ -68,7 +68,7 @@ def reference_problems(spec: RLJobSpec) -> Iterator[str]:
             yield f"{field}: {value} needs a critic; name the model that it starts from in spec.algorithm.criticModel"
         else:
             yield from (
-                f"{field}: {value} needs the {role} model; name it in spec.algorithm.{role}Model"
-                for role in FROZEN
-                if getattr(needs_of(found), role) and role not in frozen_models(spec.algorithm)
+                f"{field}: {value} needs the {kind} model; name it in spec.algorithm.{named_in}"
+                for kind, named_in in FROZEN.items()
+                if getattr(needs_of(found), kind) and kind not in other_kinds(spec.algorithm)
             )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rljob.api.algorithm import Algorithm
-from rljob.api.algorithm_presets import has_teacher, penalizes_rewards
+from rljob.api.algorithm_presets import penalizes_rewards
 from rljob.protocol.batch_samples import BatchSample
 from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
@@ -203,7 +203,7 @@ def set_advantages(
         batch: this replica's microbatches.
         rewards: of each token, for the estimator.
         samples: of the whole batch, for the estimator.
-        scores: for the estimator and a teacher.
+        scores: for the estimator and teachers.
         algorithm: resolved.
         world: the ranks.
 
@@ -216,7 +216,7 @@ def set_advantages(
     problem = None
     try:
         masks = {i: row.mask_L for i, row in batch.rows.items()}
-        added = teacher_terms(scores, algorithm) if has_teacher(algorithm) else None
+        added = teacher_terms(scores, algorithm) if algorithm.teachers else None
         stable = stabilize(estimator(inputs), masks, batch.train.samples, algorithm, world, added)
         advantages = _checked(stable, batch.rows)
         for minibatch in batch.minibatches:

@@ -46,7 +46,7 @@ class PoolRuntime:
     frozen: Mapping[str, FrozenPool] = field(default_factory=dict)  # by name
     policy: Collection[str] = ()  # names of the pools that serve the policy
     seed: int = 0  # the job's
-    roles: Mapping[str, str] = field(default_factory=dict)  # reference | teacher → its pool
+    roles: Mapping[str, str] = field(default_factory=dict)  # reference | teachers[0] … → its pool, of the task
 
 
 NO_POOLS = PoolRuntime()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic.alias_generators import to_camel
 
 from rljob.api.algorithm import Algorithm
-from rljob.api.algorithm_presets import frozen_models, model_pools, needs_old, uses_critic
+from rljob.api.algorithm_presets import needs_old, other_kinds, uses_critic
 from rljob.api.extensions import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, OBJECTIVES, Registry, load
 from rljob.trainer.errors import UnrecoverableError
 
@@ -24,8 +24,8 @@ FUNCTIONS: dict[str, Registry] = {
     "kl_estimator": KL_ESTIMATORS,
 }
 """Field of ``spec.algorithm`` that names a function → its built-in functions."""
-FROZEN = ("reference", "teacher")
-"""Roles of models that are not trained, each a need of the same name and a field ROLEModel of ``spec.algorithm``."""
+FROZEN = {"reference": "referenceModel", "teacher": "teachers"}
+"""Kinds of models that are not trained, each a need of the same name, with the field of ``spec.algorithm``."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Needs:
     """Log-probabilities under ``referenceModel``: ``inputs.reference_BK`` of an objective, and
     ``inputs.scores.reference_by_row()`` of an advantage."""
     teacher: bool = False
-    """Log-probabilities under ``teacherModel``, in an advantage: ``inputs.scores.teacher_by_row()``."""
+    """Log-probabilities under the teachers, in an advantage: ``inputs.scores.teacher_by_row()``."""
     values: bool = False
     """Values of a critic before the batch, in an advantage: ``inputs.scores.values_by_row()``."""
     entropy: bool = False
@@ -114,7 +114,7 @@ def needs(algorithm: Algorithm) -> Needs:
     Raises:
         ValueError: one of them cannot be imported.
     """
-    roles = dict.fromkeys([*frozen_models(algorithm), *model_pools(algorithm)], True)
+    roles = dict.fromkeys(other_kinds(algorithm), True)
     entropy = bool(algorithm.entropy_coefficient)
     union = Needs(old=needs_old(algorithm), entropy=entropy, values=uses_critic(algorithm), **roles)
     for field in FUNCTIONS:
