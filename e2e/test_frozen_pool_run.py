@@ -2,7 +2,7 @@
 judge in a frozen pool. The judge is a tiny model that always gives the same score; its engine is killed once.
 
 A second job has a loop that asks the same pool. In a third one the pool has the policy's first weights, from which the
-KL divergence is measured."""
+KL divergence is measured; they are also two teachers, one of them in the trainer."""
 
 from __future__ import annotations
 
@@ -122,7 +122,13 @@ def test_the_kl_divergence_is_measured_from_a_pool_whose_engine_is_killed(tmp_pa
     directory = tmp_path / "run"
     path = manifest_of(tmp_path, tmp_path / "policy", loop="single_turn")
     body = yaml.safe_load(path.read_text())
-    body["spec"]["algorithm"] = {"preset": "remax", "klCoefficient": 0.1, "klTarget": 1e-3, "referencePool": "judge"}
+    body["spec"]["algorithm"] = {
+        "preset": "remax",
+        "klCoefficient": 0.1,
+        "klTarget": 1e-3,
+        "referencePool": "judge",
+        "teachers": [{"pool": "judge", "weight": 0.01}, {"model": "judge", "weight": 0.03}],
+    }
     path.write_text(yaml.safe_dump(body))
     with rljob_run(path, directory) as run:
         run.wait(lambda: run.step() >= 1, seconds=900)
@@ -135,6 +141,7 @@ def test_the_kl_divergence_is_measured_from_a_pool_whose_engine_is_killed(tmp_pa
         steps = [json.loads(row["metrics"]) for row in ledger.rows("SELECT metrics FROM applied ORDER BY step")]
     assert ends["trained"] == STEPS * 16 and ends["baseline"] == STEPS * 4 and ends["failed"] == 0
     distances = [step["reference_kl_k3"] for step in steps]
+    assert [step["teacher_kl_k3"] for step in steps] == pytest.approx(distances, rel=1e-3, abs=1e-9), "the same model"
     assert distances[0] < 1e-9, "the first weights are those of the reference, except for the noise of the engine"
     assert all(distance > 1e-9 for distance in distances[1:]), "and later ones are not"
     assert steps[1]["kl_coefficient"] == pytest.approx(0.1 * (1 - 0.2 / 20)), "a divergence below its target"
