@@ -370,6 +370,9 @@ def test_kl_has_the_estimator_of_its_place_and_the_first_weights_as_reference(ma
     assert (in_reward.kl_in, in_reward.kl_estimator) == ("reward", "k1")
     changes = [stabilizers(each) for each in (plain, in_loss, in_reward, algorithm(*WITH_TEACHER))]
     assert changes == [[], [], ["kl_coefficient"], ["teachers"]], "the audit recomputes the other advantages only"
+    weights = ("truncatedWeight: 0", "truncatedWeight: 0.5", "difficultyExponent: 1", "lengthExponent: 1")
+    changes = [stabilizers(algorithm(f"spec.algorithm={{{field}}}")) for field in weights]
+    assert changes == [["truncated_weight"], [], ["difficulty_exponent"], []], "others leave no sample out"
 
 
 def test_a_critic_follows_from_the_advantage_and_learns_with_the_lambda_of_the_policy(manifest):

@@ -592,6 +592,15 @@ def test_the_probe_is_fixed_and_its_log_probabilities_are_the_models(model_direc
         torch.testing.assert_close(torch.tensor(logprobs), values[torch.arange(15), ids[1:]], rtol=0, atol=1e-5)
 
 
+def test_tokens_that_an_objective_leaves_out_count_as_clipped_where_the_ratio_is_1(world, job, batch, model_directory):
+    bounds = {"covarianceShare": 1, "covarianceLow": -1e6, "covarianceHigh": 1e6}
+    made = job(algorithm={"objective": "clip_cov", **bounds})
+    backend = FsdpBackend(model_directory, made.spec.trainer, world)
+    metrics = apply(world, backend, made.spec.algorithm, *batch(), 10_000).metrics
+    assert (metrics["clip_fraction"], metrics["clip_fraction_low"], metrics["clip_fraction_high"]) == (1, 0, 0)
+    assert metrics["grad_norm"] == 0
+
+
 def test_a_batch_of_several_tasks_has_metrics_of_each(world, job, batch, model_directory):
     def metrics(train, shard, budget):
         made = job(algorithm={"minibatches": 2, "maskProbabilityGap": 0.005})

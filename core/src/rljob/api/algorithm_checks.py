@@ -24,6 +24,7 @@ from rljob.api.algorithm_presets import (
     role_kind,
     uses_critic,
 )
+from rljob.api.reward_checks import reward_problems
 
 if TYPE_CHECKING:
     from rljob.api.models import RLJobSpec
@@ -71,13 +72,7 @@ def algorithm_problems(spec: RLJobSpec) -> Iterator[str]:
     yield from _teachers(spec)
     yield from _kl(algorithm)
     yield from _unread(algorithm)
-    difficulties = ("difficulty_above", "difficulty_below", "difficulty_exponent")
-    bounded = [field for field in difficulties if getattr(algorithm, field) is not None]
-    if algorithm.reward_mean is not None and bounded:
-        yield (
-            f"algorithm.{to_camel(bounded[0])}: it reads the mean reward of a group, which rewardMean changes; remove "
-            "one of them"
-        )
+    yield from reward_problems(spec)
     for low, high in BOUNDS:
         least, most = chosen(algorithm, low), chosen(algorithm, high)
         if is_read(algorithm, low) and least is not None and most is not None and least >= most:

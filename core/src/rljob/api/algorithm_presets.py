@@ -267,10 +267,13 @@ def needs_states(algorithm: Algorithm) -> bool:
 
 def stabilizers(algorithm: Algorithm) -> list[str]:
     """Return the fields that change rewards or advantages beside the function of ``advantage``: of
-    :data:`STABILIZERS`, and those of a KL term in the reward and of teachers."""
+    :data:`STABILIZERS`, those of a KL term in the reward and of teachers, and those that leave samples out of the loss,
+    which then have advantage 0."""
     found = [field for field in STABILIZERS if getattr(algorithm, field) not in (None, False)]
     found += ["kl_coefficient"] if penalizes_rewards(algorithm) else []
-    return found + (["teachers"] if algorithm.teachers else [])
+    found += ["teachers"] if algorithm.teachers else []
+    found += ["truncated_weight"] if algorithm.truncated_weight == 0 else []
+    return found + (["difficulty_exponent"] if algorithm.difficulty_exponent is not None else [])
 
 
 def describe_needs(algorithm: Algorithm) -> Iterator[str]:

@@ -55,12 +55,13 @@ def algorithm_rules() -> Iterator[CelRule]:
         ".algorithm.advantage",
     )
     for bound in ("difficultyAbove", "difficultyBelow", "difficultyExponent"):
-        yield CelRule(
-            "spec.algorithm",
-            f"!has(self.rewardMean) || !has(self.{bound})",
-            "it reads the mean reward of a group, which rewardMean changes; remove one of them",
-            f".{bound}",
-        )
+        for field in ("rewardMean", "rewardStd"):
+            yield CelRule(
+                "spec.algorithm",
+                f"!has(self.{field}) || !has(self.{bound})",
+                f"it reads the mean reward of a group, which {field} changes; remove one of them",
+                f".{bound}",
+            )
     yield CelRule(
         "spec.algorithm",
         "!has(self.referencePool) || !has(self.referenceModel)",

@@ -34,7 +34,7 @@ METRICS: dict[str, str] = {
     "grad_norm": "norm of the gradient before clipping: mean over the updates that were applied",
     "updates_skipped": "updates that were not applied because the gradient was not finite",
     "learning_rate": "of the step's updates",
-    "clip_fraction": "share of the tokens whose objective a clip held",
+    "clip_fraction": "share of the tokens whose objective a clip held, or that `clip_cov` leaves out",
     "clip_fraction_low": "those with a ratio below 1",
     "clip_fraction_high": "those with a ratio above 1, held by a clip or by dualClip",
     "ratio_mean": "probability ratio in the loss (its denominator is algorithm.ratio's): mean over tokens",
@@ -91,7 +91,8 @@ BY_TASK = (
 NO_ADVANTAGE = 1e-6  # equal rewards give advantages of 0 except for rounding
 
 SUMS = (
-    *("loss", "tokens", "clipped_low", "clipped_high", "ratio", "distance", "correction", "masked", "entropy"),
+    *("loss", "tokens", "clipped", "clipped_low", "clipped_high", "ratio", "distance"),
+    *("correction", "masked", "entropy"),
     *("tokens_old", "abs", "k1", "k3", "weight", "weight_squared", "logprob", "tokens_current", "abs_current"),
 )
 
@@ -152,7 +153,8 @@ class TokenStatistics:
         clipped_BK = objective.clipped_BK & mask_BK
         count_B = mask_BK.sum(-1, dtype=torch.float64)
         zero_B = torch.zeros_like(count_B)
-        sums = [zero_B, count_B, (clipped_BK & (ratio_BK < 1)).sum(-1), (clipped_BK & (ratio_BK > 1)).sum(-1)]
+        sums = [zero_B, count_B, clipped_BK.sum(-1)]
+        sums += [(clipped_BK & (ratio_BK < 1)).sum(-1), (clipped_BK & (ratio_BK > 1)).sum(-1)]
         sums += [ratio_BK.sum(-1), (ratio_BK - 1).abs().where(mask_BK, 0.0).sum(-1)]
         if weights_BK is None:
             sums += [count_B, zero_B]
@@ -224,7 +226,7 @@ class TokenStatistics:
         total = dict(zip(SUMS, sums, strict=True))
         n, n_old = max(1.0, total["tokens"]), max(1.0, total["tokens_old"])
         metrics = {
-            "clip_fraction": (total["clipped_low"] + total["clipped_high"]) / n,
+            "clip_fraction": total["clipped"] / n,
             "clip_fraction_low": total["clipped_low"] / n,
             "clip_fraction_high": total["clipped_high"] / n,
             "ratio_mean": total["ratio"] / n,
