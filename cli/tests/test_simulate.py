@@ -79,6 +79,22 @@ def test_the_answers_of_each_task_end_at_its_own_limit(rljob, files, manifest):
     assert found["stepSeconds"] == pytest.approx(4 * 10 / 20 + 2 * 30 / 20 + (100 + 4 * 10) / 200 + 1)
 
 
+def test_a_reference_and_the_teachers_of_a_task_in_pools_take_no_time(rljob, files, manifest):
+    spec = manifest["spec"]
+    spec["tasks"].append(spec["tasks"][0] | {"name": "more"})
+    free = json.loads(rljob("simulate", *files(), "--steps", 2, "-o", "json")[1])
+    spec["models"].append({"name": "big", "source": "job://big"})
+    spec["rollouts"] += [{"name": name, "model": "big", "maxModelLength": 256} for name in ("large", "small")]
+    spec["algorithm"] = {
+        "klCoefficient": 0.1,
+        "referencePool": "large",
+        "teachers": [{"pool": "large"}, {"pool": "small", "tasks": ["more"]}],
+    }
+    code, out, err = rljob("simulate", *files(), "--steps", 2, "-o", "json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["splits"] == free["splits"]
+
+
 def test_splits_beside_the_best_one_of_the_first_twelve_are_simulated_too(rljob, files):
     """34 splits, every third one at first. Two answers for each of two engines take 4 s, and more engines
     only take GPUs from the trainer; of the first twelve, 4 engines are best."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 from array import array
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rljob.api.algorithm_presets import model_pools
 from rljob.api.models import RLJob
 from rljob.coordinator.message_router import MessageRouter
 from rljob.coordinator.recovery import recover
@@ -23,6 +24,7 @@ from rljob.runner.leased_trajectory import TaskRuntime
 from rljob.runner.loops import Loop
 from rljob.runner.loops.single_turn import single_turn
 from rljob.runner.pools.leased_questions import NO_POOLS, PoolRuntime
+from rljob.runner.pools.question import Question
 from rljob.runner.prompts import Prompt
 from rljob.simulation.memory_ledger import MemoryLedger
 from rljob.simulation.memory_link import MemoryLink, MemoryServer, Observer, Traffic
@@ -67,7 +69,8 @@ class SimulatedCluster:
     ``engines``: one model for each engine, with the name of its pool. ``work``: of a request (see
     :mod:`rljob.simulation.simulated_engine`). ``train_seconds``: of a batch. ``sync_seconds``: of a weight update.
     ``loop``: of all tasks. ``filter``: of the tasks with a user-written group filter. ``runners``, ``capacity``: runner
-    processes, and trajectories that each drives at a time.
+    processes, and trajectories that each drives at a time. ``pools``: frozen pools; those of a reference or a teacher
+    that are not among them give the log-probabilities 0 at once.
     """
 
     engines: list[tuple[str, EngineModel]]
@@ -160,6 +163,16 @@ class _SimulatedReward:
         return Score(item.sample, await self.reward(item.sample))
 
 
+class _ZeroLogprobs:
+    """A frozen pool of a reference or a teacher: gives each token the log-probability 0 at once."""
+
+    async def answer(self, question: Question, seed: int, seconds: float | None) -> tuple[str, str]:
+        return "", "stop"
+
+    async def logprobs(self, token_ids: bytes) -> Sequence[float]:
+        return [0.0] * (len(token_ids) // len(ONE_TOKEN))
+
+
 class SimulatedRun:
     """One run.
 
@@ -246,7 +259,13 @@ class SimulatedRun:
         reward, length = _SimulatedReward(cluster.reward), min(p.max_model_length for p in self._job.spec.rollouts)
         runtimes = {
             task.name: TaskRuntime(
-                task, cluster.loop, reward, length, task.sampling.temperature, stall_seconds, pools=cluster.pools
+                task,
+                cluster.loop,
+                reward,
+                length,
+                task.sampling.temperature,
+                stall_seconds,
+                pools=self._pools(task.name),
             )
             for task in self._job.spec.tasks
         }
@@ -260,6 +279,11 @@ class SimulatedRun:
             {task.name: cluster.filter for task in self._job.spec.tasks if task.group_filter.function is not None},
             cluster.capacity,
         )
+
+    def _pools(self, task: str) -> PoolRuntime:
+        """Return the frozen pools, with the roles of those that give log-probabilities of samples of ``task``."""
+        pools, roles = self._cluster.pools, model_pools(self._job.spec.algorithm, task)
+        return replace(pools, frozen={**dict.fromkeys(roles.values(), _ZeroLogprobs()), **pools.frozen}, roles=roles)
 
 
 def simulate(
