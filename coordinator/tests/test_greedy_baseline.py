@@ -27,8 +27,8 @@ class KeepingTrainer(RecordingTrainer):
             self.trained.append(command)
 
 
-async def finished(new_world: Any, tmp_path: Path, **fields: Any) -> tuple[Any, list[Generate]]:
-    """Run a job whose groups have greedy answers to its end; return the world and the requests of its engine."""
+async def started(new_world: Any, tmp_path: Path, **fields: Any) -> tuple[Any, list[Generate]]:
+    """Start a job whose groups have greedy answers; return the world and the requests of its engine."""
     world = new_world(job(**{"algorithm": {"preset": "remax"}, **fields}), tmp_path)
     world.trainer = KeepingTrainer(world)
     world.reward = lambda sample, result: 0.5 if sample.endswith(".0") else float(sum(result.token_ids) % 2)
@@ -44,6 +44,12 @@ async def finished(new_world: Any, tmp_path: Path, **fields: Any) -> tuple[Any, 
     (world.storage / "job.json").write_text(world.manifest.model_dump_json(by_alias=True))
     await world.start()
     world.connect_all()
+    return world, requests
+
+
+async def finished(new_world: Any, tmp_path: Path, **fields: Any) -> tuple[Any, list[Generate]]:
+    """Run a job as :func:`started` to its end; return the same."""
+    world, requests = await started(new_world, tmp_path, **fields)
     await world.settle()
     return world, requests
 
@@ -69,6 +75,21 @@ async def test_the_first_member_of_a_group_is_greedy_and_its_reward_is_the_basel
     assert ends["trained"] == 2 * ends["baseline"] == 16
     assert world.run.ends["baseline"] == 8
     assert problems(world) == []
+
+
+async def test_open_groups_keep_their_greedy_answer_over_a_restart(new_world: Any, tmp_path: Path) -> None:
+    world, requests = await started(new_world, tmp_path)
+    world.agents[0].hold = True
+    await world.settle()
+    world.kill_coordinator()
+    await world.start()
+    groups = world.run.scheduler.groups.values()
+    assert groups and all([s.greedy for s in group.samples] == [True, False, False] for group in groups)
+    world.agents[0].hold = False
+    world.connect_all()
+    await world.settle()
+    assert {request.sampling.temperature for request in requests if request.request_id.sample.endswith(".0")} == {0.0}
+    assert world.run.finished and problems(world) == []
 
 
 async def test_a_user_written_filter_and_the_length_statistics_do_not_see_the_greedy_answer(

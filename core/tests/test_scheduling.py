@@ -842,3 +842,12 @@ def test_a_group_whose_greedy_answer_fails_is_rejected() -> None:
     group = scheduler.admit()
     samples = list(group.samples)
     assert {entry.sample for entry in scheduler.fail(samples[0], "no", "runner")} == set(samples)
+
+
+def test_a_greedy_answer_replaces_no_member_that_failed() -> None:
+    scheduler = make(n=1, g=2, members=1, greedy=True)
+    group = scheduler.admit()
+    _, first, second, third = group.samples
+    assert [entry.sample for entry in scheduler.fail(first, "no", "runner")] == [first]
+    assert [entry.sample for entry in scheduler.fail(second, "no", "runner")][:1] == [second]
+    assert third.end == "failed" and group.id not in scheduler.groups, "one member and the greedy answer are left"
