@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from world import Trainer, job
+from world import Trainer, generate_tokens, job
 
 from rljob.api.job_status import MOST_WARNINGS
 from rljob.coordinator.status_report import status_of
 from rljob.protocol import trainer_protocol as m
+from rljob.protocol.agent_protocol import Completion, Generate
 from rljob.protocol.shared_messages import Reject
 
 
@@ -51,6 +53,29 @@ async def test_a_batch_is_served_only_once_it_is_durable(new_world: Any, tmp_pat
     batch = world.run.recorded_batch(0)
     assert batch is not None and len(batch.samples) == 4
     assert world.run.recorded_batch(1) is None
+
+
+async def test_a_batch_names_the_task_of_each_sample_and_whether_its_answer_was_cut(
+    new_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate(request: Generate, begun: int, version: int) -> Completion:
+        cut = request.request_id.sample.endswith(".1")
+        completion = generate_tokens(request, begun, version)
+        return msgspec.structs.replace(completion, finish="length" if cut else "stop")
+
+    monkeypatch.setattr("world.generate_tokens", generate)
+    task = {"data": {"reasoningGym": {"dataset": "chain_sum"}}, "reward": "r", "sampling": {"maxTokens": 16}}
+    world = new_world(job(tasks=[{"name": "sums", **task}, {"name": "more", **task}]), tmp_path)
+    batches: list[m.Train] = []
+    world.trainer.check = lambda command, data: batches.append(command)
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    tasks = dict(world.store.query("SELECT s.id, g.task FROM samples s JOIN groups g ON g.number = s.group_number"))
+    samples = [sample for batch in batches for sample in batch.samples]
+    assert {sample.task for sample in samples} == {"sums", "more"}
+    for sample in samples:
+        assert (sample.task, sample.truncated) == (tasks[sample.sample], sample.sample.endswith(".1"))
 
 
 async def trained(world: Any, version: int) -> None:
