@@ -22,6 +22,7 @@ from rljob.protocol.runner_protocol import (
     TurnTokens,
 )
 from rljob.protocol.score_messages import Score
+from rljob.protocol.turn_states import state_digest
 from rljob.runner.context import Context
 from rljob.runner.leased_trajectory import LeasedTrajectory, TaskRuntime
 from rljob.runner.loops import Loop
@@ -149,6 +150,16 @@ async def test_branches_generate_at_the_same_time_each_from_its_own_context() ->
     assert result == TrajectoryScored("g0.0", 5.5, {}, "<1:>", 5, turn_rewards=[0.0, 0.0, 0.5, 0.5, 4.5]), (
         "rewards are by branch, and the last turn gets the rest; the text is of the context that scores"
     )
+
+
+async def test_a_named_state_is_that_of_the_next_turn_only() -> None:
+    async def loop(context: Context) -> Score:
+        context.state("start")
+        first = await context.generate(context.prompt.token_ids)
+        await context.generate(context.prompt.token_ids + first.token_ids)
+        return Score(context.sample, 1.0)
+
+    assert (await Play(loop).run()).states == [state_digest("start"), ""]
 
 
 async def longest(context: Context) -> Score:
