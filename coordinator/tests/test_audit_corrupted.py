@@ -708,16 +708,26 @@ def test_the_run_before_corruption_passes_and_has_all_kinds_of_rows(finished_run
     assert not (finished_run / "payload" / "00000000.segment").exists(), "some payload is unlinked"
 
 
-def test_an_advantage_of_unknown_formula_is_reported_as_not_recomputed(finished_run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "formula"),
+    [
+        ({"advantage": "my_pkg:fn"}, "my_pkg:fn"),
+        ({"rewardMean": "batch"}, "group_normalized with reward_mean"),
+        ({"rewardStd": "batch"}, "group_normalized with reward_std"),
+    ],
+)
+def test_an_advantage_of_unknown_formula_is_reported_as_not_recomputed(
+    finished_run: Path, tmp_path: Path, changes: dict[str, str], formula: str
+) -> None:
     assert [check.note for check in audit(finished_run).checks if check.note] == []
     run = copy(finished_run, tmp_path / "run")
     manifest = json.loads((run / "job.json").read_bytes())
-    manifest["spec"]["algorithm"]["advantage"] = "my_pkg:fn"
+    manifest["spec"]["algorithm"] |= changes
     (run / "job.json").write_text(json.dumps(manifest))
     alter(run, "UPDATE samples SET advantage = advantage + 1 WHERE advantage IS NOT NULL")
     report = audit(run)
     notes = {check.name: check.note for check in report.checks if check.note}
-    assert report.ok and notes == {REWARDS: "advantages not recomputed: the advantage is my_pkg:fn"}
+    assert report.ok and notes == {REWARDS: f"advantages not recomputed: the advantage is {formula}"}
 
 
 def test_a_problem_names_the_first_rows_and_counts_the_rest(finished_run: Path, tmp_path: Path) -> None:

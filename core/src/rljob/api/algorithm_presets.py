@@ -163,6 +163,12 @@ def _has_fixed_lambda(algorithm: Algorithm) -> bool:
     return chosen(algorithm, "advantage") == "gae" and chosen(algorithm, "gae_length_factor") is None
 
 
+def is_set(algorithm: Algorithm, field: str) -> bool:
+    """Return whether a field without a default has a value: 0 is one, False is none."""
+    value = getattr(algorithm, field)
+    return value is not None and value is not False
+
+
 def is_read(algorithm: Algorithm, field: str) -> bool:
     """Return whether a chosen function reads ``field``."""
     if field in ("reference_model", "reference_pool") and own_functions(algorithm):
@@ -269,7 +275,7 @@ def stabilizers(algorithm: Algorithm) -> list[str]:
     """Return the fields that change rewards or advantages beside the function of ``advantage``: of
     :data:`STABILIZERS`, those of a KL term in the reward and of teachers, and those that leave samples out of the loss,
     which then have advantage 0."""
-    found = [field for field in STABILIZERS if getattr(algorithm, field) not in (None, False)]
+    found = [field for field in STABILIZERS if is_set(algorithm, field)]
     found += ["kl_coefficient"] if penalizes_rewards(algorithm) else []
     found += ["teachers"] if algorithm.teachers else []
     found += ["truncated_weight"] if algorithm.truncated_weight == 0 else []

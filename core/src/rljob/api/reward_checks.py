@@ -11,6 +11,7 @@ from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import (
     FOLLOWS_REWARDS,
     chosen,
+    is_set,
     own_functions,
     penalizes_rewards,
     uses_critic,
@@ -34,9 +35,9 @@ def reward_problems(spec: RLJobSpec) -> Iterator[str]:
         spec: not resolved.
     """
     algorithm = spec.algorithm
-    reading = [field for field in DIFFICULTIES if _is_set(algorithm, field)]
+    reading = [field for field in DIFFICULTIES if is_set(algorithm, field)]
     for field in ("reward_mean", "reward_std"):
-        if reading and _is_set(algorithm, field):
+        if reading and is_set(algorithm, field):
             yield (
                 f"algorithm.{to_camel(reading[0])}: it reads the mean reward of a group, which {to_camel(field)} "
                 "changes; remove one of them"
@@ -51,19 +52,15 @@ def reward_problems(spec: RLJobSpec) -> Iterator[str]:
         return
     if chosen(algorithm, "advantage") == "zero":
         yield from _unused(algorithm)
-    elif spec.training.samples_per_prompt > 1 and not _is_set(algorithm, "reward_clip"):
+    elif spec.training.samples_per_prompt > 1 and not is_set(algorithm, "reward_clip"):
         yield from _cancelled(algorithm, chosen(algorithm, "advantage"))
-
-
-def _is_set(algorithm: Algorithm, field: str) -> bool:
-    return getattr(algorithm, field) not in (None, False)
 
 
 def _unused(algorithm: Algorithm) -> Iterator[str]:
     """Yield the problems of an algorithm whose advantage is zero, and which reads rewards nowhere else."""
-    weighted = ("reward_clip", "overlong_buffer") if _is_set(algorithm, "difficulty_exponent") else ()
+    weighted = ("reward_clip", "overlong_buffer") if is_set(algorithm, "difficulty_exponent") else ()
     for field in (*REWARD_FIELDS, "whiten_advantages", "difficulty_above", "difficulty_below"):
-        if _is_set(algorithm, field) and field not in weighted:
+        if is_set(algorithm, field) and field not in weighted:
             yield f"algorithm.{to_camel(field)}: with advantage zero rewards are not used; remove {to_camel(field)}"
 
 
@@ -74,7 +71,7 @@ def _cancelled(algorithm: Algorithm, advantage: str) -> Iterator[str]:
             f"algorithm.rewardMean: {advantage} subtracts a baseline of the group from rewards, so it has no effect; "
             "remove it, or set rewardClip or another advantage"
         )
-    other_changes = _is_set(algorithm, "overlong_buffer") or penalizes_rewards(algorithm)
+    other_changes = is_set(algorithm, "overlong_buffer") or penalizes_rewards(algorithm)
     if algorithm.reward_std is not None and advantage == "group_normalized" and not other_changes:
         yield (
             "algorithm.rewardStd: group_normalized divides by the deviation of the group, so it has no effect; remove "
