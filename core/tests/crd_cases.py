@@ -866,6 +866,18 @@ FIELDS = [
         MANY,
     ),
     Case(
+        "a teacher in a pool of sequences as long as those of the policy",
+        (*_POOL, "spec.algorithm.teachers=[{pool: b}]", "spec.rollouts[1].maxModelLength=4096"),
+        "algorithm.teachers[0].pool: maxModelLength of pool b, 4096, is not above that of the policy, 4096",
+        "",
+        MANY,
+    ),
+    Case(
+        "a teacher in a pool of sequences with one token more than those of the policy",
+        (*_POOL, "spec.algorithm.teachers=[{pool: b}]", "spec.rollouts[1].maxModelLength=4097"),
+        "",
+    ),
+    Case(
         "a reference in a pool without a coefficient",
         (*_POOL, "spec.algorithm={referencePool: b}"),
         "algorithm.referencePool: has no effect without klCoefficient; set it, or remove referencePool",
