@@ -712,12 +712,12 @@ def test_the_run_before_corruption_passes_and_has_all_kinds_of_rows(finished_run
     ("changes", "formula"),
     [
         ({"advantage": "my_pkg:fn"}, "my_pkg:fn"),
-        ({"rewardMean": "batch"}, "group_normalized with reward_mean"),
-        ({"rewardStd": "batch"}, "group_normalized with reward_std"),
+        ({"rewardMean": "batch", "rewardClip": 1}, "group_normalized with reward_mean with reward_clip"),
+        ({"rewardStd": "batch", "rewardClip": 1}, "group_normalized with reward_std with reward_clip"),
     ],
 )
 def test_an_advantage_of_unknown_formula_is_reported_as_not_recomputed(
-    finished_run: Path, tmp_path: Path, changes: dict[str, str], formula: str
+    finished_run: Path, tmp_path: Path, changes: dict[str, object], formula: str
 ) -> None:
     assert [check.note for check in audit(finished_run).checks if check.note] == []
     run = copy(finished_run, tmp_path / "run")
