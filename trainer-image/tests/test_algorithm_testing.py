@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from algorithm_references import Tokens, selected
 
 from rljob.testing import check_advantage, check_objective
+from rljob.testing.check_objective import selected_samples
 from rljob.testing.random_samples import random_samples, resolved
-from rljob.trainer.algorithms.advantages.base import per_batch, per_group
-from rljob.trainer.algorithms.needs import requires
+from rljob.trainer.algorithms.advantages.base import from_scalars, per_batch, per_group
+from rljob.trainer.algorithms.needs import load_function, requires
 from rljob.trainer.algorithms.objectives.base import Objective, zero_without_advantage
+from rljob.trainer.algorithms.token_selection import covariances, selects
 
 
 @pytest.fixture
@@ -60,7 +63,21 @@ def kimi(sample, algorithm):
     return sample.advantages_T * sample.logprobs_T - algorithm.log_ratio_penalty / 2 * gap**2
 
 
+def clip_cov(sample, algorithm):
+    ratio = np.exp(sample.logprobs_T - sample.old_T)
+    clipped = np.clip(ratio, 1 - algorithm.clip_low, 1 + algorithm.clip_high)
+    values = np.minimum(ratio * sample.advantages_T, clipped * sample.advantages_T)
+    return np.where(sample.selected_T, 0.0, values)
+
+
+def kl_cov(sample, algorithm):
+    denominator = sample.behavior_T if algorithm.ratio == "behavior" else sample.old_T
+    gap = sample.logprobs_T - denominator
+    return np.exp(gap) * sample.advantages_T - algorithm.covariance_penalty * np.abs(gap) * sample.selected_T
+
+
 BEHAVIOR = {"ratio": "behavior", "correction": "none"}
+COVARIANCES = {"covarianceShare": 0.2, "covarianceLow": 0.01}
 
 
 @pytest.mark.parametrize(
@@ -70,11 +87,25 @@ BEHAVIOR = {"ratio": "behavior", "correction": "none"}
         (segment_ratio, {"objective": "segment_clip"}),
         (tis, {"objective": "tis", **BEHAVIOR}),
         (kimi, {"preset": "kimi"}),
+        (clip_cov, {"objective": "clip_cov", **COVARIANCES}),
+        (kl_cov, {"objective": "kl_cov", "covarianceShare": 0.2, **BEHAVIOR}),
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )
 def test_built_in_objectives_pass(reference, fields):
     check_objective(reference, fields)
+
+
+@pytest.mark.parametrize("fields", [{"objective": "clip_cov", **COVARIANCES}, {"objective": "clip_cov", **COVARIANCES,
+                         **BEHAVIOR}, {"objective": "kl_cov", "covarianceShare": 0.2}])  # fmt: skip
+def test_a_selection_sees_the_whole_batch(fields):
+    made, samples = resolved(fields), random_samples(0)
+    names = {"now": "logprobs", "old": "old", "engine": "behavior", "advantages": "advantages", "turns": "turns"}
+    arrays = {own: [getattr(each, f"{name}_T") for each in samples] for own, name in names.items()}
+    tokens = Tokens(**arrays, rewards=[], limits=[], keys=[each.keys_T for each in samples])
+    found = selected_samples(load_function(made, "objective"), made, samples)
+    places = {(n, int(t)) for n, sample in enumerate(found) for t in np.flatnonzero(sample.selected_T)}
+    assert places == set(selected(made, tokens)) and len({n for n, _ in places}) > 1
 
 
 SAMPLES = len(random_samples(0))
@@ -115,6 +146,30 @@ def narrow(inputs):
     return made(inputs.logprobs_BK[:, :1], inputs)
 
 
+@selects(lambda inputs: inputs.samples_T == 0)
+def of_the_first_sample(inputs):
+    return made((inputs.advantages_BK + inputs.selected_BK) * inputs.logprobs_BK, inputs)
+
+
+@zero_without_advantage
+@selects(lambda inputs: covariances(inputs) >= 0)
+def bonus_of_selected(inputs):
+    return made((inputs.advantages_BK + inputs.selected_BK) * inputs.logprobs_BK, inputs)
+
+
+@selects(lambda inputs: inputs.advantages_T)
+def no_selection(inputs):
+    return right(inputs)
+
+
+def unselected(inputs):
+    return made(inputs.logprobs_BK * inputs.selected_BK, inputs)
+
+
+def plus_selected(sample, algorithm):
+    return (sample.advantages_T + sample.selected_T) * sample.logprobs_T
+
+
 @requires(old=True)
 def not_bool(inputs):
     return Objective(inputs.logprobs_BK, inputs.old_BK, inputs.advantages_BK)
@@ -137,6 +192,8 @@ def test_a_right_objective_of_a_user_passes(mine):
         (narrow, "it returned values_BK of shape"),
         (not_bool, "clipped_BK of type torch.float64; it must be bool"),
         (undeclared, "declare @requires"),
+        (no_selection, "its selection has shape .* and type float64, not shape .* and type bool"),
+        (unselected, "no tokens are selected; declare @selects"),
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )
@@ -151,6 +208,18 @@ def test_an_objective_that_is_declared_zero_without_an_advantage_must_be(mine):
 
     with pytest.raises(AssertionError, match="without an advantage, which zero_without_advantage declares to give 0"):
         check_objective(reference, {"objective": mine(bonus), **BEHAVIOR})
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (of_the_first_sample, "in another microbatch, the value"),
+        (bonus_of_selected, "without an advantage, which zero"),
+    ],
+)
+def test_a_selection_by_order_and_a_selection_without_an_advantage_are_found(mine, function, message):
+    with pytest.raises(AssertionError, match=message):
+        check_objective(plus_selected, {"objective": mine(function), **BEHAVIOR})
 
 
 def test_wrong_fields_are_refused_as_in_a_manifest():
@@ -180,7 +249,12 @@ def turn_return(samples, algorithm):
     return result
 
 
+def remax(samples, algorithm):
+    return [sample.reward - sample.baseline for sample in samples]
+
+
 def test_built_in_advantages_pass():
+    check_advantage(remax, {"preset": "remax"})
     check_advantage(loo, {"preset": "rloo"})
     check_advantage(turn_return, {"advantage": "turn_return", "discount": 0.7})
 
@@ -205,6 +279,11 @@ def unannounced(inputs):
     return inputs.scores.old_by_row()
 
 
+@from_scalars
+def greedy(scalars):
+    return scalars.rewards_N - scalars.baselines_N
+
+
 def short(inputs):
     return {i: np.zeros(1) for i in inputs.rows}
 
@@ -219,6 +298,8 @@ def test_each_mistake_of_an_advantage_is_named(mine):
         check_advantage(loo, {"advantage": mine(short)})
     with pytest.raises(ValueError, match="declare @requires"):
         check_advantage(loo, {"advantage": mine(unannounced)})
+    with pytest.raises(ValueError, match="returned nan .*baselines_N: those are nan except for advantage: remax"):
+        check_advantage(remax, {"advantage": mine(greedy)})
     with pytest.raises(AssertionError, match="returned 1 advantages for 10 samples"):
         check_advantage(lambda samples, _: [0.0], {"preset": "rloo"})
 

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rljob.api.algorithm import Algorithm
+from rljob.api.algorithm_presets import needs_greedy
 from rljob.protocol.batch_samples import BatchSample
-from rljob.testing.random_samples import Floats, ReferenceSample, compare, random_samples, resolved
+from rljob.testing.random_samples import ONE_RANK, Floats, ReferenceSample, compare, random_samples, resolved
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
 from rljob.trainer.algorithms.needs import Needs, load_function, needs_of
 from rljob.trainer.batch import Row
-from rljob.trainer.process_group import World
 from rljob.trainer.scores import Scores
 
 AdvantageReference: TypeAlias = Callable[[Sequence[ReferenceSample], Algorithm], Sequence[Floats | float]]
@@ -38,7 +37,7 @@ def check_advantage(reference: AdvantageReference, fields: Mapping[str, Any], se
 
     Raises:
         AssertionError: the advantage differs; the message names the first token.
-        ValueError: the fields are wrong, or the estimator returns another shape.
+        ValueError: the fields are wrong, or the estimator returns another shape or nan.
     """
     algorithm = resolved(fields)
     for seed in range(seeds):
@@ -93,8 +92,10 @@ def at_tokens(row: Row, values_T: Floats) -> Floats:
 def estimate(algorithm: Algorithm, samples: Sequence[ReferenceSample]) -> list[Floats]:
     """Return the advantages of the model's tokens (T,) of each sample.
 
+    Baselines are nan unless the algorithm has greedy answers, as in a run.
+
     Raises:
-        ValueError: an array has another shape.
+        ValueError: an array has another shape, or an advantage is not finite.
     """
     estimator: Estimator = load_function(algorithm, "advantage")
     batch = [
@@ -108,19 +109,24 @@ def estimate(algorithm: Algorithm, samples: Sequence[ReferenceSample]) -> list[F
             min_version=0,
             temperature=1.0,
             max_tokens=sample.max_tokens,
-            baseline=sample.baseline,
+            baseline=sample.baseline if needs_greedy(algorithm) else None,
         )
         for i, sample in enumerate(samples)
     ]
     rows = {i: _row(sample) for i, sample in enumerate(samples)}
     rewards = {i: row.rewards_L for i, row in rows.items()}
-    world = World(0, 1, torch.device("cpu"), cast("Any", None), dp_rank=0, dp_size=1)
     scores = cast("Scores", _Known(rows, samples, needs_of(estimator)))
-    found = estimator(AdvantageInputs(0, batch, rows, rewards, scores, world, algorithm))
+    found = estimator(AdvantageInputs(0, batch, rows, rewards, scores, ONE_RANK, algorithm))
     for i, row in rows.items():
         if np.shape(found[i]) != row.mask_L.shape:
             raise ValueError(f"it returned an array of shape {np.shape(found[i])} for {len(row.mask_L)} tokens")
-    return [np.asarray(found[i], np.float64)[row.mask_L] for i, row in rows.items()]
+    advantages = [np.asarray(found[i], np.float64)[row.mask_L] for i, row in rows.items()]
+    if not all(np.isfinite(each_T).all() for each_T in advantages):
+        greedy = (
+            "" if needs_greedy(algorithm) else "; if it reads baselines_N: those are nan except for advantage: remax"
+        )
+        raise ValueError(f"it returned nan or an infinite number{greedy}")
+    return advantages
 
 
 def _row(sample: ReferenceSample) -> Row:

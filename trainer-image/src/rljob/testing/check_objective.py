@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rljob.api.algorithm import Algorithm
 from rljob.testing.random_samples import (
+    ONE_RANK,
     Floats,
     ReferenceSample,
     alone_and_reversed,
@@ -21,6 +22,8 @@ from rljob.testing.random_samples import (
 )
 from rljob.trainer.algorithms.needs import load_function, needs
 from rljob.trainer.algorithms.objectives.base import ObjectiveFunction, ObjectiveInputs, is_zero_without_advantage
+from rljob.trainer.algorithms.token_selection import SelectionInputs, selection_of
+from rljob.trainer.select_tokens import log_ratio_before, selected_tokens
 
 ObjectiveReference: TypeAlias = Callable[[ReferenceSample, Algorithm], Floats]
 """(sample, resolved spec.algorithm) → value of each of the model's tokens (T,)."""
@@ -33,10 +36,12 @@ def check_objective(reference: ObjectiveReference, fields: Mapping[str, Any], se
 
     The value of each token equals that of the reference within 1e-10. The gradient of the sum over a sample's tokens
     equals the central differences of the reference within 1e-6. Both stay the same if the samples are in another order,
-    padded, or alone. An objective that is declared ``zero_without_advantage`` has value and gradient 0 there.
+    padded, or alone. An objective that is declared ``zero_without_advantage`` has value and gradient 0 there. A
+    selection that it declares is called once for all samples of a batch, and selects the same tokens in another order.
 
     Args:
-        reference: it varies with ``logprobs_T`` alone; terms without gradient use ``fixed_T``.
+        reference: it varies with ``logprobs_T`` alone; terms without gradient use ``fixed_T``. It reads the declared
+            selection as ``selected_T``.
         fields: ``spec.algorithm``, as in a manifest; ``objective`` names the function.
         seeds: number of random batches.
 
@@ -47,14 +52,17 @@ def check_objective(reference: ObjectiveReference, fields: Mapping[str, Any], se
     algorithm = resolved(fields)
     function: ObjectiveFunction = load_function(algorithm, "objective")
     for seed in range(seeds):
-        samples = random_samples(seed)
+        samples = selected_samples(function, algorithm, random_samples(seed))
         found = _evaluate(function, algorithm, samples)
         for i, (values_T, gradient_T) in enumerate(found):
             expected_T = np.asarray(reference(samples[i], algorithm), np.float64)
             compare("the value", values_T, expected_T, VALUE, i, seed)
             compare("the derivative", gradient_T, _differences(reference, samples[i], algorithm), GRADIENT, i, seed)
         for indices in alone_and_reversed(samples):
-            others = _evaluate(function, algorithm, [samples[i] for i in indices], padding=3)
+            part = [samples[i] for i in indices]
+            if len(part) == len(samples):
+                part = selected_samples(function, algorithm, part)
+            others = _evaluate(function, algorithm, part, padding=3)
             for i, (values_T, gradient_T) in zip(indices, others, strict=True):
                 compare("in another microbatch, the value", values_T, found[i][0], SAME, i, seed)
                 compare("in another microbatch, the derivative", gradient_T, found[i][1], SAME, i, seed)
@@ -62,10 +70,39 @@ def check_objective(reference: ObjectiveReference, fields: Mapping[str, Any], se
             _check_zeros(function, algorithm, samples, seed)
 
 
+def selected_samples(
+    function: ObjectiveFunction, algorithm: Algorithm, samples: Sequence[ReferenceSample]
+) -> list[ReferenceSample]:
+    """Return the samples of a batch with the tokens that the declared selection of an objective selects, if any.
+
+    Raises:
+        ValueError: the selection returned an array of another shape or type.
+    """
+    selection = selection_of(function)
+    if selection is None:
+        return list(samples)
+    lengths = [len(sample.turns_T) for sample in samples]
+    old_T = np.concatenate([sample.old_T for sample in samples])
+    behavior_T = np.concatenate([sample.behavior_T for sample in samples])
+    inputs = SelectionInputs(
+        samples_T=np.repeat(np.arange(len(samples)), lengths),
+        samples=len(samples),
+        advantages_T=np.concatenate([sample.advantages_T for sample in samples]),
+        logprobs_T=old_T,
+        log_ratio_T=log_ratio_before(old_T, behavior_T, algorithm),
+        keys_T=np.concatenate([sample.keys_T for sample in samples]),
+        world=ONE_RANK,
+        algorithm=algorithm,
+    )
+    parts = np.split(selected_tokens(selection, inputs), np.cumsum(lengths)[:-1])
+    return [replace(sample, selected_T=part_T) for sample, part_T in zip(samples, parts, strict=True)]
+
+
 def _check_zeros(
     function: ObjectiveFunction, algorithm: Algorithm, samples: Sequence[ReferenceSample], seed: int
 ) -> None:
     without = [replace(sample, advantages_T=np.zeros_like(sample.advantages_T)) for sample in samples]
+    without = selected_samples(function, algorithm, without)
     for i, arrays in enumerate(_evaluate(function, algorithm, without)):
         for name, values_T in zip(("value", "derivative"), arrays, strict=True):
             what = f"without an advantage, which zero_without_advantage declares to give 0, the {name}"
@@ -119,6 +156,7 @@ def _evaluate(
             algorithm=algorithm,
             entropy_BK=rows("entropy_T") if needed.entropy else None,
             reference=rows("reference_T") if needed.reference else None,
+            selected=rows("selected_T", torch.bool) if selection_of(function) else None,
         )
     )
     objective.check(mask_BK)

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import fill
+from rljob.trainer.process_group import World
 
 Floats = NDArray[np.float64]
 MAX_TOKENS = 16
+ONE_RANK = World(0, 1, torch.device("cpu"), cast("Any", None), dp_rank=0, dp_size=1)
+"""The only process of a trainer."""
 GROUPS = {"a": 3, "b": 1, "c": 4, "d": 2}
 """Group → members. The rewards of d are equal."""
 BASELINES = {"a": 0.5, "b": -0.25, "c": 0.0, "d": 0.0}
@@ -41,7 +45,9 @@ class ReferenceSample:
     entropy_T: Floats
     turns_T: NDArray[np.int64]  # number of the turn, from 0
     values_T: Floats  # of a critic, before the token; exact in float32
-    baseline: float  # reward of the greedy answer of its group
+    baseline: float  # reward of the greedy answer of its group, which only `remax` has
+    keys_T: Floats  # in [0, 1): a random number for each token, which a selection gets
+    selected_T: NDArray[np.bool_]  # what the selection of the objective returned; all False without one
 
 
 def resolved(fields: Mapping[str, Any]) -> Algorithm:
@@ -92,6 +98,8 @@ def _sample(group: str, generator: np.random.Generator) -> ReferenceSample:
         turns_T=turns_T,
         values_T=generator.spawn(1)[0].normal(size=length).astype(np.float32).astype(np.float64),
         baseline=BASELINES[group],
+        keys_T=generator.spawn(1)[0].random(length),
+        selected_T=np.zeros(length, np.bool_),
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rljob.api.algorithm import Algorithm
 from rljob.trainer.algorithms.needs import failure, load_function
-from rljob.trainer.algorithms.token_selection import Floats, SelectionInputs, selection_of
+from rljob.trainer.algorithms.token_selection import Bools, Floats, Selection, SelectionInputs, selection_of
 from rljob.trainer.batch import Batch, MicrobatchInputs, at_targets
 from rljob.trainer.process_group import World
 from rljob.trainer.scores import Scores
@@ -38,11 +38,7 @@ def select_tokens(batch: Batch, scores: Scores, algorithm: Algorithm, world: Wor
         return
     problem = None
     try:
-        inputs = _inputs(batch, scores, algorithm, world)
-        selected_T = np.asarray(selection(inputs))
-        if selected_T.shape != inputs.samples_T.shape or selected_T.dtype != np.bool_:
-            found = f"shape {selected_T.shape} and type {selected_T.dtype}"
-            raise ValueError(f"its selection has {found}, not shape {inputs.samples_T.shape} and type bool")
+        selected_T = selected_tokens(selection, _inputs(batch, scores, algorithm, world))
         start = 0
         for microbatch in _microbatches(batch):
             mask_BK = microbatch.tokens.mask_BK
@@ -55,6 +51,24 @@ def select_tokens(batch: Batch, scores: Scores, algorithm: Algorithm, world: Wor
     except Exception as error:  # noqa: BLE001 a user's selection may raise anything: the run ends
         problem = failure(algorithm, "objective", error)
     world.raise_first_error(problem)
+
+
+def selected_tokens(selection: Selection, inputs: SelectionInputs) -> Bools:
+    """Return whether each token is selected (T,).
+
+    Raises:
+        ValueError: the selection returned an array of another shape or type.
+    """
+    selected_T = np.asarray(selection(inputs))
+    if selected_T.shape != inputs.samples_T.shape or selected_T.dtype != np.bool_:
+        found = f"shape {selected_T.shape} and type {selected_T.dtype}"
+        raise ValueError(f"its selection has {found}, not shape {inputs.samples_T.shape} and type bool")
+    return selected_T
+
+
+def log_ratio_before(old_T: Floats, behavior_T: Floats, algorithm: Algorithm) -> Floats:
+    """Return log π/π_denominator of the policy before the batch (T,); 0 for ``ratio: proximal``."""
+    return old_T - behavior_T if algorithm.ratio == "behavior" else np.zeros_like(old_T)
 
 
 def _microbatches(batch: Batch) -> list[MicrobatchInputs]:
@@ -75,7 +89,7 @@ def _inputs(batch: Batch, scores: Scores, algorithm: Algorithm, world: World) ->
         samples=len(samples),
         advantages_T=_tokens(microbatches, [each.advantages_BK for each in microbatches]),
         logprobs_T=old_T,
-        log_ratio_T=old_T - behavior_T if algorithm.ratio == "behavior" else np.zeros_like(old_T),
+        log_ratio_T=log_ratio_before(old_T, behavior_T, algorithm),
         keys_T=_tokens(microbatches, [at_targets(*each, keys, np.float64) for each in rows]),
         world=world,
         algorithm=algorithm,

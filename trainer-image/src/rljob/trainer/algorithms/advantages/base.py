@@ -105,7 +105,9 @@ class Scalars:
     rewards_N: Floats
     lengths_N: NDArray[np.int64]  # the model's tokens
     groups_N: NDArray[np.int64]  # number of the group, from 0 in order of appearance
-    baselines_N: Floats  # reward of the greedy answer of the group; nan without one
+    baselines_N: Floats
+    """Reward of the greedy answer of the group; nan without one. Only groups of the built-in ``remax`` have one: to an
+    advantage of your own all are nan."""
 
     def by_group(self) -> Iterator[NDArray[np.int64]]:
         """Yield the indices of each group's members, in the order of the batch."""
