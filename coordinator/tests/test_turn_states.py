@@ -31,9 +31,9 @@ class Stateful(Runner):
         return msgspec.structs.replace(message, states=[state_digest(str(turn)) for turn in range(message.turns)])
 
 
-async def trained(new_world: Any, tmp_path: Path, preset: str) -> tuple[Any, list[Any]]:
+async def trained(new_world: Any, tmp_path: Path, **algorithm: Any) -> tuple[Any, list[Any]]:
     """Run a job to its end; return the world and the samples of its first batch."""
-    world = new_world(job(algorithm={"preset": preset}, tasks=[TASK]), tmp_path)
+    world = new_world(job(algorithm=algorithm, tasks=[TASK]), tmp_path)
     world.runner, batches = Stateful(world), []
     check = Trainer.check
     world.trainer.check = lambda command, data: (batches.append(command), check(world.trainer, command, data))
@@ -44,10 +44,11 @@ async def trained(new_world: Any, tmp_path: Path, preset: str) -> tuple[Any, lis
     return world, batches[0].samples
 
 
-async def test_the_trainer_gets_rewards_and_states_of_turns_if_its_advantage_needs_them(
-    new_world: Any, tmp_path: Path
+@pytest.mark.parametrize("advantage", ["gigpo", "mypackage:variant"])
+async def test_the_trainer_gets_rewards_and_states_of_turns_if_its_advantage_may_read_them(
+    new_world: Any, tmp_path: Path, advantage: str
 ) -> None:
-    world, samples = await trained(new_world, tmp_path, "gigpo")
+    world, samples = await trained(new_world, tmp_path, advantage=advantage)
     assert {len(sample.turn_states) for sample in samples} > {1}, "some have several turns"
     for sample in samples:
         turns = world.runner.turns_of(sample.sample)
@@ -56,7 +57,7 @@ async def test_the_trainer_gets_rewards_and_states_of_turns_if_its_advantage_nee
 
 
 async def test_other_trainers_do_not_get_them(new_world: Any, tmp_path: Path) -> None:
-    _, samples = await trained(new_world, tmp_path, "grpo")
+    _, samples = await trained(new_world, tmp_path, preset="grpo")
     assert all(sample.turn_states == [] and sample.turn_rewards == [] for sample in samples)
 
 

@@ -259,6 +259,41 @@ def test_built_in_advantages_pass():
     check_advantage(turn_return, {"advantage": "turn_return", "discount": 0.7})
 
 
+def gigpo(samples, algorithm):
+    result = []
+    returns = [turn_return([sample], algorithm)[0] for sample in samples]
+    for sample, own in zip(samples, returns, strict=True):
+        members = [i for i, other in enumerate(samples) if other.group == sample.group]
+        rewards = [samples[i].reward for i in members]
+        episode = normalized(sample.reward, rewards) if len(members) > 1 else sample.reward
+        result.append(np.full(len(own), episode))
+        for turn, state in enumerate(sample.states):
+            same = [
+                returns[i][samples[i].turns_T == t][0]
+                for i in members
+                for t, other in enumerate(samples[i].states)
+                if other == state
+            ]
+            at = sample.turns_T == turn
+            if len(same) > 1:
+                result[-1][at] += algorithm.step_coefficient * normalized(own[at][0], same)
+    return result
+
+
+def normalized(value, values):
+    return (value - np.mean(values)) / (np.std(values, ddof=1) + 1e-6)
+
+
+def variant_of_gigpo(inputs):
+    assert all(len(each.turn_states) == len(each.turn_rewards) > 0 for each in inputs.samples)
+    return load_function(resolved({"preset": "gigpo"}), "advantage")(inputs)
+
+
+def test_an_own_advantage_sees_states_and_rewards_of_turns(mine):
+    check_advantage(gigpo, {"preset": "gigpo"})
+    check_advantage(gigpo, {"advantage": mine(variant_of_gigpo), "discount": 0.9, "stepCoefficient": 0.5})
+
+
 @per_group
 def without_own_reward(rewards_G):
     return rewards_G - rewards_G.mean()
@@ -298,7 +333,7 @@ def test_each_mistake_of_an_advantage_is_named(mine):
         check_advantage(loo, {"advantage": mine(short)})
     with pytest.raises(ValueError, match="declare @requires"):
         check_advantage(loo, {"advantage": mine(unannounced)})
-    with pytest.raises(ValueError, match="returned nan .*baselines_N: those are nan except for advantage: remax"):
+    with pytest.raises(ValueError, match=r"returned nan .*; baselines_N is nan for every advantage but remax"):
         check_advantage(remax, {"advantage": mine(greedy)})
     with pytest.raises(AssertionError, match="returned 1 advantages for 10 samples"):
         check_advantage(lambda samples, _: [0.0], {"preset": "rloo"})

@@ -267,8 +267,9 @@ def needs_greedy(algorithm: Algorithm) -> bool:
 
 
 def needs_states(algorithm: Algorithm) -> bool:
-    """Return whether the advantage needs the state of the environment before each turn."""
-    return chosen(algorithm, "advantage") in NEEDS_STATES
+    """Return whether the advantage may read the state of the environment before each turn: a user's own always may."""
+    name = chosen(algorithm, "advantage")
+    return name in NEEDS_STATES or ":" in name
 
 
 def stabilizers(algorithm: Algorithm) -> list[str]:
@@ -303,7 +304,7 @@ def describe_needs(algorithm: Algorithm) -> Iterator[str]:
         )
     if needs_greedy(algorithm):
         yield "the algorithm needs one more sample of each prompt, a greedy answer, which is not trained"
-    if needs_states(algorithm):
+    if chosen(algorithm, "advantage") in NEEDS_STATES:
         yield "the algorithm needs the state of the environment before each turn"
     own = own_functions(algorithm)
     if own:

@@ -24,7 +24,7 @@ class BatchSample(msgspec.Struct, array_like=True):
     max_tokens: int
     sequences: list[int] = []  # tokens of each sequence; empty: there is one
     baseline: float | None = None  # reward of the greedy answer of its group, which is not in the batch
-    turn_rewards: list[float] = []  # of each turn by branch; empty unless the algorithm needs states
+    turn_rewards: list[float] = []  # of each turn by branch; empty unless the advantage is gigpo or a user's own
     turn_states: list[str] = []  # of each turn: equal for equal states; empty: unknown
     truncated: bool = False  # its last answer was cut at a limit of tokens
     task: str = ""  # for metrics

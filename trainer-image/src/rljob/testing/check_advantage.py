@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rljob.api.algorithm import Algorithm
-from rljob.api.algorithm_presets import needs_greedy
+from rljob.api.algorithm_presets import needs_greedy, needs_states
 from rljob.protocol.batch_samples import BatchSample
 from rljob.testing.random_samples import ONE_RANK, Floats, ReferenceSample, compare, random_samples, resolved
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
@@ -92,7 +92,8 @@ def at_tokens(row: Row, values_T: Floats) -> Floats:
 def estimate(algorithm: Algorithm, samples: Sequence[ReferenceSample]) -> list[Floats]:
     """Return the advantages of the model's tokens (T,) of each sample.
 
-    Baselines are nan unless the algorithm has greedy answers, as in a run.
+    Baselines are nan unless the algorithm has greedy answers, and there are no states of turns unless it may read them,
+    as in a run.
 
     Raises:
         ValueError: an array has another shape, or an advantage is not finite.
@@ -110,6 +111,8 @@ def estimate(algorithm: Algorithm, samples: Sequence[ReferenceSample]) -> list[F
             temperature=1.0,
             max_tokens=sample.max_tokens,
             baseline=sample.baseline if needs_greedy(algorithm) else None,
+            turn_rewards=_turn_rewards(sample) if needs_states(algorithm) else [],
+            turn_states=list(sample.states) if needs_states(algorithm) else [],
         )
         for i, sample in enumerate(samples)
     ]
@@ -122,11 +125,14 @@ def estimate(algorithm: Algorithm, samples: Sequence[ReferenceSample]) -> list[F
             raise ValueError(f"it returned an array of shape {np.shape(found[i])} for {len(row.mask_L)} tokens")
     advantages = [np.asarray(found[i], np.float64)[row.mask_L] for i, row in rows.items()]
     if not all(np.isfinite(each_T).all() for each_T in advantages):
-        greedy = (
-            "" if needs_greedy(algorithm) else "; if it reads baselines_N: those are nan except for advantage: remax"
-        )
+        greedy = "" if needs_greedy(algorithm) else "; baselines_N is nan for every advantage but remax"
         raise ValueError(f"it returned nan or an infinite number{greedy}")
     return advantages
+
+
+def _turn_rewards(sample: ReferenceSample) -> list[float]:
+    """Return the reward of each turn."""
+    return [float(sample.rewards_T[sample.turns_T == turn].sum()) for turn in range(len(sample.states))]
 
 
 def _row(sample: ReferenceSample) -> Row:

@@ -44,6 +44,7 @@ class ReferenceSample:
     rewards_T: Floats  # reward that arrives at each token; their sum is ``reward``
     entropy_T: Floats
     turns_T: NDArray[np.int64]  # number of the turn, from 0
+    states: tuple[str, ...]  # of the environment before each turn; equal names are equal states
     values_T: Floats  # of a critic, before the token; exact in float32
     baseline: float  # reward of the greedy answer of its group, which only `remax` has
     keys_T: Floats  # in [0, 1): a random number for each token, which a selection gets
@@ -96,6 +97,7 @@ def _sample(group: str, generator: np.random.Generator) -> ReferenceSample:
         rewards_T=rewards_T,
         entropy_T=generator.random(length),
         turns_T=turns_T,
+        states=tuple(map(str, generator.spawn(1)[0].integers(0, 2, int(turns_T[-1]) + 1))),
         values_T=generator.spawn(1)[0].normal(size=length).astype(np.float32).astype(np.float64),
         baseline=BASELINES[group],
         keys_T=generator.spawn(1)[0].random(length),
