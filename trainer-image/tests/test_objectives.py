@@ -19,6 +19,7 @@ from rljob.trainer.algorithms.aggregation import (
     token_mean,
 )
 from rljob.trainer.algorithms.objectives.base import Objective, ObjectiveInputs
+from rljob.trainer.algorithms.objectives.clip_cov import clip_cov
 from rljob.trainer.algorithms.objectives.ppo_clip import ppo_clip
 
 LOW, HIGH = 0.2, 0.28
@@ -35,13 +36,17 @@ def reference_objective(new: float, old: float, advantage: float, dual: float | 
     return value if dual is None else max(value, dual * advantage)
 
 
-def objective(new, old, advantages, dual=None) -> Objective:
-    """Return ppo_clip of rows whose tokens share one advantage."""
+def objective(new, old, advantages, dual=None, function=ppo_clip, selected=None) -> Objective:
+    """Return an objective of rows whose tokens share one advantage."""
     new, old, advantages = (torch.as_tensor(values, dtype=torch.float64) for values in (new, old, advantages))
     algorithm = Algorithm(clip_low=LOW, clip_high=HIGH, dual_clip=dual, ratio="behavior")
     advantages_BK = advantages.unsqueeze(-1).expand(new.shape)
     mask_BK = torch.ones_like(new, dtype=torch.bool)
-    return ppo_clip(ObjectiveInputs(new, old, old, advantages_BK, mask_BK, advantages, mask_BK.long(), 1, algorithm))
+    turns_BK = mask_BK.long()
+    inputs = ObjectiveInputs(
+        new, old, old, advantages_BK, mask_BK, advantages, turns_BK, 1, algorithm, selected=selected
+    )
+    return function(inputs)
 
 
 @given(
@@ -89,6 +94,13 @@ def test_a_stale_engine_is_clipped():
     result = objective([[-1.0, -1.0]], [[-3.0, -1.0]], [1.0])
     assert result.clipped_BK.tolist() == [[True, False]]
     assert result.values_BK[0, 0].item() == pytest.approx(1 + HIGH)
+
+
+def test_drawn_tokens_count_as_clipped():
+    drawn = torch.tensor([[False, True, False]])
+    result = objective([[-1.0, -1.0, -1.0]], [[-3.0, -1.0, -1.0]], [1.0], function=clip_cov, selected=drawn)
+    assert result.clipped_BK.tolist() == [[True, True, False]]
+    assert result.values_BK.tolist() == [[1 + HIGH, 0.0, 1.0]]
 
 
 def test_ratios_do_not_grow_with_the_length_of_a_sequence():

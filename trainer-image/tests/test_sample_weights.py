@@ -20,10 +20,10 @@ from rljob.trainer.backends.fsdp.backend import FsdpBackend
 REWARDS, LENGTHS, GROUPS = [1.0, 0.0, 1.0, 1.0, -2.0, 0.5], [3, 9, 1, 0, 4, 7], "aabbcc"
 
 
-def weights(**fields: Any) -> list[float]:
+def weights(rewards: list[float] = REWARDS, **fields: Any) -> list[float]:
     samples = [
         BatchSample(f"{i}", group, reward, 2, length, 2 + length, 0, 1.0, 10, truncated=length == 9)
-        for i, (reward, length, group) in enumerate(zip(REWARDS, LENGTHS, GROUPS, strict=True))
+        for i, (reward, length, group) in enumerate(zip(rewards, LENGTHS, GROUPS, strict=True))
     ]
     algorithm = Algorithm.model_validate(fields)
     fill(algorithm)
@@ -50,6 +50,10 @@ def test_weights_by_difficulty_are_powers_of_the_missing_reward_over_their_mean(
     np.testing.assert_allclose(weights(difficultyExponent=2), hard / hard.mean(), rtol=1e-12)
     together = weights(difficultyExponent=2, truncatedWeight=0.5)
     np.testing.assert_allclose(together, hard / hard.mean() * np.array([1, 0.5, 1, 1, 1, 1]), rtol=1e-12)
+
+
+def test_if_all_groups_are_solved_their_weights_are_one():
+    assert weights([1.0] * 6, difficultyExponent=2) == [1.0] * 6
 
 
 def gradients(world, job, batch, **fields: Any) -> tuple[dict[str, torch.Tensor], dict[str, float]]:

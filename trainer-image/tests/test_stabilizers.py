@@ -146,3 +146,12 @@ def test_rewards_are_clipped_after_they_are_normalized():
     np.testing.assert_allclose(
         normalized(rewardMean="batch", rewardClip=0.5), np.clip(np.array(REWARDS) - np.mean(REWARDS), -0.5, 0.5)
     )
+    assert normalized(baseline=0.75, rewardClip=0.5) == [0.5] * 7, "also the reward of a greedy answer"
+
+
+@pytest.mark.parametrize("over", ["group", "batch"])
+def test_a_deviation_by_rounding_alone_does_not_divide(over):
+    train = make_train([0.1] * 3, [1] * 3, "aaa")
+    assert np.std([0.1] * 3, ddof=1) > 0, "the mean of the three is not exactly 0.1"
+    shaped = shape_rewards(train, algorithm(rewardMean=over, rewardStd=over))
+    np.testing.assert_allclose([sample.reward for sample in shaped.samples], 0, atol=1e-15)

@@ -328,6 +328,24 @@ def test_an_objective_that_reads_old_log_probabilities_without_a_declaration_is_
         apply(world, backend, algorithm, *batch(), 60)
 
 
+def test_each_step_has_other_random_numbers_for_a_selection(model_directory, world, job, batch, monkeypatch):
+    seen = []
+
+    def nothing(inputs):
+        seen.append(inputs.keys_T.tolist())
+        return inputs.keys_T < 0
+
+    monkeypatch.setitem(
+        sys.modules, "mine", SimpleNamespace(objective=selects(nothing)(lambda inputs: ppo_clip(inputs)))
+    )
+    made = job()
+    algorithm = made.spec.algorithm.model_copy(update={"objective": "mine:objective"})
+    backend = FsdpBackend(model_directory, made.spec.trainer, world)
+    for step in (0, 1, 0):
+        apply(world, backend, algorithm, *batch(step=step), 10_000, all_samples=True)
+    assert seen[0] == seen[2] and not set(seen[0]) & set(seen[1])
+
+
 @pytest.mark.parametrize(
     ("objective", "sentence"),
     [
@@ -486,6 +504,18 @@ def test_samples_without_an_advantage_are_computed_if_something_needs_them(job, 
     assert trained(train, objective="mine:objective") == trained(train, objective="mine:bonus") == 12
     assert trained(train, advantage="mine:advantage") == 12
     assert trained(msgspec.structs.replace(train, check_initial_logprobs=True)) == 12
+
+
+def test_samples_of_weight_zero_are_not_computed(job, world, batch):
+    train, _ = batch()
+    train.samples[1] = msgspec.structs.replace(train.samples[1], truncated=True)
+
+    def untrained(**fields: object) -> list[int]:
+        plan = plan_step(train, job().spec.algorithm.model_copy(update=fields), world, 60)
+        return np.flatnonzero(~plan.trained_N).tolist()
+
+    assert untrained() == untrained(truncated_weight=0.5)
+    assert untrained(truncated_weight=0.0) == sorted([*untrained(), 1])
 
 
 def stepped(model_directory, world, made, train, shard, functions, monkeypatch) -> tuple[StepResult, str]:
