@@ -231,7 +231,7 @@ def test_the_built_in_trainer_works_with_all_other_extensions(workspace: Workspa
         models={"source": "qwen2"},
         algorithm={
             "advantage": "mypackage.advantages:over_batch",
-            "objective": "mypackage.objective:reinforce",
+            "objective": "mypackage.selection:surprising",
             "klCoefficient": 0.5,
             "klEstimator": "mypackage.kl:huber",
         },

@@ -152,7 +152,7 @@ def of_the_first_sample(inputs):
 
 
 @zero_without_advantage
-@selects(lambda inputs: covariances(inputs) >= 0)
+@selects(lambda inputs: covariances(inputs) == 0)
 def bonus_of_selected(inputs):
     return made((inputs.advantages_BK + inputs.selected_BK) * inputs.logprobs_BK, inputs)
 

@@ -56,7 +56,9 @@ class Scores:
             ValueError: they were not computed.
         """
         if "reference" not in self.frozen:
-            raise ValueError("there is no reference model; declare @requires(reference=True)")
+            raise ValueError(
+                "there is no reference; declare @requires(reference=True), and set referenceModel or referencePool"
+            )
         return self._by_row(self.frozen["reference"])
 
     def teacher_by_row(self) -> dict[int, Floats]:
@@ -67,7 +69,7 @@ class Scores:
             ValueError: they were not computed.
         """
         if self.teacher is None:
-            raise ValueError("there is no teacher; add one to spec.algorithm.teachers")
+            raise ValueError("there is no teacher; set spec.algorithm.teachers, each with a model or a pool")
         return dict(self.teacher)
 
     def values_by_row(self) -> dict[int, NDArray[np.float32]]:
