@@ -62,7 +62,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def selects(selection: Selection) -> Callable[[Function], Function]:
     """Declare the selection of an objective, which reads it as ``inputs.selected_BK``.
 
-    The log-probabilities before the batch are then computed for all minibatches before the first update.
+    The log-probabilities before the batch are then computed for all minibatches before the first update. With
+    ``@zero_without_advantage`` a selection may lack the tokens of samples whose advantage is 0: its totals are then
+    those of the trained samples.
     """
 
     def declare(function: Function) -> Function:
