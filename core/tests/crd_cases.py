@@ -239,6 +239,22 @@ GOOD = [
         "",
     ),
     Case("the longest name", (f"metadata.name={'a' * 63}",), ""),
+    Case("centered rewards that are clipped", ("spec.algorithm={rewardMean: batch, rewardClip: 1}",), ""),
+    Case("centered rewards whose sign counts", ("spec.algorithm={preset: topr, rewardMean: batch}",), ""),
+    Case("scaled rewards beside KL", ("spec.algorithm={rewardStd: batch, klCoefficient: 1, klIn: reward}",), ""),
+    Case(
+        "distillation of difficult problems by bounded rewards",
+        (
+            _TWO_MODELS,
+            "spec.algorithm={preset: distillation, teachers: [{model: big}], difficultyExponent: 1, rewardClip: 1}",
+        ),
+        "",
+    ),
+    Case(
+        "a teacher in a pool of sequences with one token more than those of the policy",
+        (*_POOL, "spec.algorithm.teachers=[{pool: b}]", "spec.rollouts[1].maxModelLength=4097"),
+        "",
+    ),
 ]
 """Manifests that rljob and the API server accept."""
 
@@ -776,8 +792,6 @@ FIELDS = [
         "",
         MANY,
     ),
-    Case("centered rewards that are clipped", ("spec.algorithm={rewardMean: batch, rewardClip: 1}",), ""),
-    Case("centered rewards whose sign counts", ("spec.algorithm={preset: topr, rewardMean: batch}",), ""),
     Case(
         "scaled rewards that the advantage scales",
         ("spec.algorithm.rewardStd=running",),
@@ -785,21 +799,12 @@ FIELDS = [
         "",
         MANY,
     ),
-    Case("scaled rewards beside KL", ("spec.algorithm={rewardStd: batch, klCoefficient: 1, klIn: reward}",), ""),
     Case(
         "distillation with rewards that are not used",
         (_TWO_MODELS, "spec.algorithm={preset: distillation, teachers: [{model: big}], rewardClip: 1}"),
         "algorithm.rewardClip: with advantage zero rewards are not used; remove rewardClip",
         "",
         MANY,
-    ),
-    Case(
-        "distillation of difficult problems by bounded rewards",
-        (
-            _TWO_MODELS,
-            "spec.algorithm={preset: distillation, teachers: [{model: big}], difficultyExponent: 1, rewardClip: 1}",
-        ),
-        "",
     ),
     Case(
         "a target of KL without a coefficient",
@@ -871,11 +876,6 @@ FIELDS = [
         "algorithm.teachers[0].pool: maxModelLength of pool b, 4096, is not above that of the policy, 4096",
         "",
         MANY,
-    ),
-    Case(
-        "a teacher in a pool of sequences with one token more than those of the policy",
-        (*_POOL, "spec.algorithm.teachers=[{pool: b}]", "spec.rollouts[1].maxModelLength=4097"),
-        "",
     ),
     Case(
         "a reference in a pool without a coefficient",
