@@ -240,7 +240,7 @@ GOOD = [
     ),
     Case("the longest name", (f"metadata.name={'a' * 63}",), ""),
     Case("centered rewards that are clipped", ("spec.algorithm={rewardMean: batch, rewardClip: 1}",), ""),
-    Case("centered rewards whose sign counts", ("spec.algorithm={preset: topr, rewardMean: batch}",), ""),
+    Case("centered rewards whose sign counts", ("spec.algorithm={objective: topr, rewardMean: batch}",), ""),
     Case("scaled rewards beside KL", ("spec.algorithm={rewardStd: batch, klCoefficient: 1, klIn: reward}",), ""),
     Case(
         "distillation of difficult problems by bounded rewards",
