@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
-from training_steps import apply, noisy_copy, reference_logprobs, whole_gradients
+from training_steps import apply, gradients_of, noisy_copy, reference_logprobs
 from transformers import AutoModelForCausalLM
 
 from rljob.api.algorithm import Algorithm
@@ -22,7 +22,7 @@ from rljob.api.models import RLJob
 from rljob.protocol.batch_samples import SampleTokens
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.trainer_protocol import Train
-from rljob.trainer.backends.base import FrozenModel, OptimizerUpdate
+from rljob.trainer.backends.base import FrozenModel
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.batch import Row, collate
 from rljob.trainer.batch_plan import split_minibatches
@@ -155,14 +155,7 @@ def test_a_step_gives_the_gradient_of_plain_torch(world, made, batch, case, budg
     made = made(CASES[case], trainer={"optimizer": OPTIMIZER})
     train, shard = batch()
     backend = FsdpBackend(Path(made.spec.models[0].source), made.spec.trainer, world)
-    gradients: dict[str, torch.Tensor] = {}
-    update = backend.update
-
-    def observed(step: int) -> OptimizerUpdate:
-        gradients.update(whole_gradients(backend))
-        return update(step)
-
-    backend.update = observed  # type: ignore[method-assign]
+    gradients = gradients_of(backend)
     result = apply(world, backend, made.spec.algorithm, train, shard, budget, frozen=load(made, backend))
     expected, old, other = plain_gradients(made, train, shard)
     for name, gradient in expected.items():

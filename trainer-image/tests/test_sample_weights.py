@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from training_steps import apply, whole_gradients
+from training_steps import apply, gradients_of
 
 from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import fill
@@ -60,14 +60,7 @@ def gradients(world, job, batch, **fields: Any) -> tuple[dict[str, torch.Tensor]
     """Return the gradient of a batch, whose second sample is truncated, before clipping, and the metrics."""
     made = job(algorithm=fields, trainer={"optimizer": {"learningRate": 1e-3, "maxGradNorm": 1e9}})
     backend = FsdpBackend(Path(made.spec.models[0].source), made.spec.trainer, world)
-    found: dict[str, torch.Tensor] = {}
-    update = backend.update
-
-    def observed(step: int) -> Any:
-        found.update(whole_gradients(backend))
-        return update(step)
-
-    backend.update = observed  # type: ignore[method-assign]
+    found = gradients_of(backend)
     train, shard = batch()
     train.samples[1] = msgspec.structs.replace(train.samples[1], truncated=True)
     return found, apply(world, backend, made.spec.algorithm, train, shard, 10_000).metrics

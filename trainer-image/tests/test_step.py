@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from training_steps import OF_OTHERS, apply, reference_logprobs, whole_gradients
+from training_steps import OF_OTHERS, apply, gradients_of, reference_logprobs
 from transformers import AutoModelForCausalLM
 
 from rljob.api.algorithm import Algorithm
@@ -107,14 +107,7 @@ def train_steps(
     backend: FsdpBackend, world: World, job: RLJob, steps: list[tuple[Train, list[SampleTokens]]]
 ) -> tuple[StepResult, dict[str, torch.Tensor]]:
     """Apply the batches; return the last step and the last gradient before clipping."""
-    gradients: dict[str, torch.Tensor] = {}
-    update = backend.update
-
-    def observed(step: int) -> OptimizerUpdate:
-        gradients.update(whole_gradients(backend))
-        return update(step)
-
-    backend.update = observed
+    gradients = gradients_of(backend)
     for train, shard in steps:
         result = apply(world, backend, job.spec.algorithm, train, shard, job.spec.trainer.microbatch_tokens)
     return result, gradients

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from training_steps import apply, noisy_copy, whole_gradients
+from training_steps import apply, gradients_of, noisy_copy
 
 from rljob.api.algorithm import Algorithm
 from rljob.protocol.environment import ComponentEnvironment
@@ -124,14 +124,7 @@ def step(world, job, batch, model_directory, tmp_path):
         backend = FsdpBackend(model_directory, made.spec.trainer, world)
         sources = read_sources(ComponentEnvironment(made, Path("/nowhere"), "", "", "", "", ""))
         frozen = load_models(made.spec.algorithm, sources, model_directory, backend)
-        gradients: dict[str, torch.Tensor] = {}
-        update = backend.update
-
-        def observed(number: int) -> Any:
-            gradients.update(whole_gradients(backend))
-            return update(number)
-
-        backend.update = observed  # type: ignore[method-assign]
+        gradients = gradients_of(backend)
         found = []
         for i, tokens in enumerate(shard):
             known = {

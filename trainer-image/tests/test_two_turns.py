@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from training_steps import CHECKS, plan_all, whole_gradients
+from training_steps import CHECKS, gradients_of, plan_all
 from transformers import AutoModelForCausalLM
 
 from rljob.api.algorithm import Algorithm
@@ -67,18 +67,6 @@ def reference(source: str, train: Train, rows: dict[int, Row], algorithm: Algori
                 total = total - torch.minimum(ratio * advantage(i, t), clipped * advantage(i, t))
     (total / sum(sample.response_tokens for sample in train.samples)).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
-
-
-def gradients_of(backend: FsdpBackend) -> dict[str, torch.Tensor]:
-    """Return a dictionary that the next update fills with the gradients before clipping."""
-    gradients, update = {}, backend.update
-
-    def observed(step: int):
-        gradients.update(whole_gradients(backend))
-        return update(step)
-
-    backend.update = observed
-    return gradients
 
 
 @pytest.mark.parametrize("budget", [1, 60, 10_000])

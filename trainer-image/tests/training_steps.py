@@ -17,7 +17,7 @@ from rljob.api.algorithm import Algorithm
 from rljob.api.models import LogprobTolerance
 from rljob.protocol.batch_samples import SampleTokens
 from rljob.protocol.trainer_protocol import Train
-from rljob.trainer.backends.base import Backend, Critic, FrozenModel, PacksRows
+from rljob.trainer.backends.base import Backend, Critic, FrozenModel, OptimizerUpdate, PacksRows
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.batch_plan import BatchPlan, plan_batch
 from rljob.trainer.fetch_batch import check_shard
@@ -49,6 +49,19 @@ def whole_gradients(backend: FsdpBackend) -> dict[str, torch.Tensor]:
         for name, gradient in found.items()
         if gradient is not None
     }
+
+
+def gradients_of(backend: FsdpBackend) -> dict[str, torch.Tensor]:
+    """Return a dictionary that each update fills with the gradients before clipping."""
+    gradients: dict[str, torch.Tensor] = {}
+    update = backend.update
+
+    def observed(step: int) -> OptimizerUpdate:
+        gradients.update(whole_gradients(backend))
+        return update(step)
+
+    backend.update = observed  # type: ignore[method-assign]
+    return gradients
 
 
 def noisy_copy(policy: Path, directory: Path) -> Path:
