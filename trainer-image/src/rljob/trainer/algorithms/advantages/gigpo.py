@@ -11,7 +11,7 @@ import numpy as np
 
 from rljob.protocol.batch_samples import BatchSample
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Floats
-from rljob.trainer.algorithms.advantages.group import EPSILON, centered, group_normalized
+from rljob.trainer.algorithms.advantages.group import group_normalized, normalized
 
 
 def gigpo(inputs: AdvantageInputs) -> dict[int, Floats]:
@@ -52,10 +52,8 @@ def step_advantages(samples: Sequence[BatchSample], discount: float) -> list[Flo
                 same.setdefault((sample.group, sample.turn_states[turn]), []).append((i, turn, float(value)))
     for found in same.values():
         if len(found) > 1:
-            returns_C = np.array([value for _, _, value in found])
-            for (i, turn, _), advantage in zip(
-                found, centered(returns_C) / (returns_C.std(ddof=1) + EPSILON), strict=True
-            ):
+            advantages_C = normalized(np.array([value for _, _, value in found]))
+            for (i, turn, _), advantage in zip(found, advantages_C, strict=True):
                 steps[i][turn] = advantage
     return steps
 

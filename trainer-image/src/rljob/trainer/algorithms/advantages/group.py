@@ -15,7 +15,7 @@ def group_normalized(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return (R − mean) / (std + 1e-6) with the unbiased std; for a group of one, R (GRPO, arXiv 2402.03300)."""
     if len(rewards_G) == 1:
         return rewards_G.copy()
-    return centered(rewards_G) / (rewards_G.std(ddof=1) + EPSILON)
+    return normalized(rewards_G)
 
 
 @per_group
@@ -40,6 +40,11 @@ def reward(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
 def zero(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return 0: rewards are not used."""
     return np.zeros_like(rewards_G)
+
+
+def normalized(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return (R − mean) / (std + 1e-6) of at least two rewards, with the unbiased std."""
+    return centered(rewards_G) / (rewards_G.std(ddof=1) + EPSILON)
 
 
 def centered(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
