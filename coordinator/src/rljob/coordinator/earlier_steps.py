@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import msgspec
+
 from rljob.api.algorithm import Algorithm
 from rljob.protocol.trainer_protocol import EarlierSteps
 
@@ -47,14 +49,10 @@ def after(earlier: EarlierSteps, metrics: Mapping[str, float], algorithm: Algori
         metrics: of the step.
         algorithm: resolved.
     """
-    samples, mean = int(metrics["samples"]), metrics["reward/mean"]
-    total, distance = earlier.samples + samples, mean - earlier.reward_mean
-    return EarlierSteps(
-        total,
-        earlier.reward_mean + distance * samples / total,
-        earlier.reward_squares + samples * metrics["reward/std"] ** 2 + distance**2 * earlier.samples * samples / total,
-        _adapted(earlier.kl_coefficient, metrics.get(MEASURED_KL, math.nan), algorithm),
-    )
+    samples = int(metrics["samples"])
+    later = earlier.with_rewards(samples, metrics["reward/mean"], samples * metrics["reward/std"] ** 2)
+    adapted = _adapted(earlier.kl_coefficient, metrics.get(MEASURED_KL, math.nan), algorithm)
+    return msgspec.structs.replace(later, kl_coefficient=adapted)
 
 
 def _adapted(coefficient: float | None, measured: float, algorithm: Algorithm) -> float | None:

@@ -122,6 +122,14 @@ class EarlierSteps(msgspec.Struct, array_like=True, frozen=True):
     reward_squares: float = 0.0  # sum of squared distances from the mean
     kl_coefficient: float | None = None  # of this batch, with algorithm.klTarget
 
+    def with_rewards(self, samples: int, mean: float, squares: float) -> EarlierSteps:
+        """Return the same with the rewards of at least one more sample: their number, their mean, and the sum of their
+        squared distances from it."""
+        total, distance = self.samples + samples, mean - self.reward_mean
+        squares += self.reward_squares + distance**2 * self.samples * samples / total
+        reward_mean = self.reward_mean + distance * samples / total
+        return msgspec.structs.replace(self, samples=total, reward_mean=reward_mean, reward_squares=squares)
+
 
 class Train(Message):
     """Apply batch ``step`` (0-based) to weights of version ``step``, then StepDone. Samples are in group order. Tokens

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from rljob.api.algorithm import Algorithm
 from rljob.protocol.batch_samples import BatchSample
-from rljob.protocol.trainer_protocol import Train
+from rljob.protocol.trainer_protocol import EarlierSteps, Train
 from rljob.trainer.algorithms.advantages.base import Floats, group_numbers, rewards_of
 
 DEVIATION_OF_EQUAL = 1e-12
 """A smaller deviation of rewards is rounding: the rewards are equal."""
+NO_EARLIER = EarlierSteps()
 
 
 def normalize_rewards(train: Train, algorithm: Algorithm) -> Train:
@@ -43,23 +44,15 @@ def _normalized(sample: BatchSample, shift: float, scale: float) -> BatchSample:
     return msgspec.structs.replace(sample, reward=(sample.reward - shift) / scale, baseline=baseline)
 
 
-def moments(count: int, mean: float, squares: float, rewards_N: Floats) -> tuple[float, float]:
+def moments(earlier: EarlierSteps, rewards_N: Floats) -> tuple[float, float]:
     """Return the mean and the unbiased standard deviation of earlier rewards and those of a batch; a deviation of 0, or
-    of one reward, is 1.
-
-    Args:
-        count: number of the earlier rewards.
-        mean: of the earlier rewards.
-        squares: sum of their squared distances from their mean.
-        rewards_N: of the batch.
-    """
-    added, total = len(rewards_N), count + len(rewards_N)
-    if not total:
-        return 0.0, 1.0
+    of one reward, is 1."""
+    if not len(rewards_N):
+        return earlier.reward_mean, 1.0
     own = float(rewards_N.mean())
-    squares += float(np.square(rewards_N - own).sum()) + (own - mean) ** 2 * count * added / total
-    deviation = math.sqrt(squares / (total - 1)) if total > 1 else 0.0
-    return mean + (own - mean) * added / total, deviation if deviation > DEVIATION_OF_EQUAL else 1.0
+    all_of = earlier.with_rewards(len(rewards_N), own, float(np.square(rewards_N - own).sum()))
+    deviation = math.sqrt(all_of.reward_squares / (all_of.samples - 1)) if all_of.samples > 1 else 0.0
+    return all_of.reward_mean, deviation if deviation > DEVIATION_OF_EQUAL else 1.0
 
 
 def _of_groups(train: Train, rewards_N: Floats) -> tuple[Floats, Floats]:
@@ -67,17 +60,16 @@ def _of_groups(train: Train, rewards_N: Floats) -> tuple[Floats, Floats]:
     means_N, deviations_N = np.empty_like(rewards_N), np.empty_like(rewards_N)
     for group in np.unique(groups_N):
         members = groups_N == group
-        means_N[members], deviations_N[members] = moments(0, 0.0, 0.0, rewards_N[members])
+        means_N[members], deviations_N[members] = moments(NO_EARLIER, rewards_N[members])
     return means_N, deviations_N
 
 
 def _of_batch(train: Train, rewards_N: Floats) -> tuple[float, float]:
-    return moments(0, 0.0, 0.0, rewards_N)
+    return moments(NO_EARLIER, rewards_N)
 
 
 def _so_far(train: Train, rewards_N: Floats) -> tuple[float, float]:
-    earlier = train.earlier
-    return moments(earlier.samples, earlier.reward_mean, earlier.reward_squares, rewards_N)
+    return moments(train.earlier, rewards_N)
 
 
 _MOMENTS: dict[str, Callable[[Train, Floats], tuple[Floats | float, Floats | float]]] = {
