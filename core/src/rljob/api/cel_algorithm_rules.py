@@ -11,6 +11,14 @@ from rljob.api.extensions import BUILTIN_LOOPS
 
 def algorithm_rules() -> Iterator[CelRule]:
     """Yield the rules that depend on one or two fields."""
+    yield from _group_rules()
+    yield from _advantage_rules()
+    yield from _model_rules()
+    yield from _mismatch_rules()
+
+
+def _group_rules() -> Iterator[CelRule]:
+    """Yield the rules of batches and group filters."""
     yield CelRule(
         "spec",
         "!has(self.algorithm.minibatches) || "
@@ -38,6 +46,10 @@ def algorithm_rules() -> Iterator[CelRule]:
         "is above maxMean; lower it or raise the other",
         ".minMean",
     )
+
+
+def _advantage_rules() -> Iterator[CelRule]:
+    """Yield the rules of advantages, and of rewards that they read."""
     advantage = _chosen("advantage", {name: fields["advantage"] for name, fields in PRESETS.items()})
     yield CelRule(
         "spec",
@@ -62,6 +74,10 @@ def algorithm_rules() -> Iterator[CelRule]:
                 f"it reads the mean reward of a group, which {field} changes; remove one of them",
                 f".{bound}",
             )
+
+
+def _model_rules() -> Iterator[CelRule]:
+    """Yield the rules of a reference and teachers."""
     yield CelRule(
         "spec.algorithm",
         "!has(self.referencePool) || !has(self.referenceModel)",
@@ -86,6 +102,10 @@ def algorithm_rules() -> Iterator[CelRule]:
             f"the engines of {pool} compute log-probabilities at temperature 1; set 1, or a model in the trainer",
             ".tasks",
         )
+
+
+def _mismatch_rules() -> Iterator[CelRule]:
+    """Yield the rules of corrections and clips."""
     uncorrected = _chosen("correction", {name: fields["correction"] for name, fields in PRESETS.items()})
     behavior = _chosen("ratio", {name: fields["ratio"] for name, fields in PRESETS.items()})
     yield CelRule(
