@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from rljob.trainer.batch import Row
 QUICKSTART = Path(__file__).parents[1] / "examples/quickstart.yaml"
 ROUNDS = 4
 """Groups with equal rewards are replaced at most so often (groupFilter: nonconstant)."""
+Group: TypeAlias = tuple[list[tuple[Row, float, int]], float | None]
+"""Members, each with its reward and the tokens of its prompt; and the reward of a greedy answer, if there is one."""
 
 
 def quickstart() -> RLJobSpec:
@@ -83,8 +85,8 @@ class Sampler:
             filtered: whether groups with equal rewards are replaced.
             greedy: whether the reward of a greedy answer is the baseline of each group.
         """
-        kept: list[tuple[list[tuple[Row, float, int]], float | None]] = []
-        rejected: list[tuple[list[tuple[Row, float, int]], float | None]] = []
+        kept: list[Group] = []
+        rejected: list[Group] = []
         size, members = self._training.prompts_per_step, self._training.samples_per_prompt
         for _ in range(ROUNDS if filtered else 1):
             problems = [next(self._problems) for _ in range(size - len(kept))]
@@ -99,7 +101,7 @@ class Sampler:
                 break
         return self._as_batch((kept + rejected)[:size], version)
 
-    def _as_batch(self, groups: Sequence[tuple[list[tuple[Row, float, int]], float | None]], version: int) -> Answers:
+    def _as_batch(self, groups: Sequence[Group], version: int) -> Answers:
         samples, rows = [], {}
         for number, (group, baseline) in enumerate(groups):
             for member, (row, reward, prompt) in enumerate(group):

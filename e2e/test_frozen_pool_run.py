@@ -65,6 +65,12 @@ def manifest_of(directory: Path, judge: Path, loop: str = "") -> Path:
     return path
 
 
+def check_audit(directory: Path) -> None:
+    """Check that a run has finished and that its audit finds no problem."""
+    report = audit(directory)
+    assert report.ok and report.finished, [problem for check in report.checks for problem in check.problems]
+
+
 @pytest.mark.engine
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not THOROUGH, reason="two minutes; test_examples.py has the same job with a fake engine")
@@ -77,8 +83,7 @@ def test_a_model_learns_with_a_judge_of_the_job_whose_engine_is_killed(tmp_path:
         assert victim > 0
         os.kill(victim, signal.SIGKILL)
         assert run.process.wait(600) == 0, run.output()
-    report = audit(directory)
-    assert report.ok and report.finished, [problem for check in report.checks for problem in check.problems]
+    check_audit(directory)
     with sqlite3.connect(directory / "ledger.sqlite") as ledger:
         ends = Counter(state for (state,) in ledger.execute("SELECT state FROM samples"))
         metrics = [json.loads(text) for (text,) in ledger.execute("SELECT metrics FROM scores")]
@@ -101,8 +106,7 @@ def test_a_loop_asks_a_teacher_of_the_job_whose_engine_and_runner_are_killed(tmp
         run.wait(lambda: run.step() >= 2, seconds=900)
         os.kill(run.pid("runner"), signal.SIGKILL)
         assert run.process.wait(900) == 0, run.output()
-    report = audit(directory)
-    assert report.ok and report.finished, [problem for check in report.checks for problem in check.problems]
+    check_audit(directory)
     with LedgerReader(directory) as ledger:
         ends = Counter(row["state"] for row in ledger.rows("SELECT state FROM samples"))
         trained = [row["id"] for row in ledger.rows("SELECT id FROM samples WHERE state = 'trained'")]
@@ -134,8 +138,7 @@ def test_the_kl_divergence_is_measured_from_a_pool_whose_engine_is_killed(tmp_pa
         run.wait(lambda: run.step() >= 1, seconds=900)
         os.kill(run.server("rollout-judge-0"), signal.SIGKILL)
         assert run.process.wait(900) == 0, run.output()
-    report = audit(directory)
-    assert report.ok and report.finished, [problem for check in report.checks for problem in check.problems]
+    check_audit(directory)
     with LedgerReader(directory) as ledger:
         ends = Counter(row["state"] for row in ledger.rows("SELECT state FROM samples"))
         steps = [json.loads(row["metrics"]) for row in ledger.rows("SELECT metrics FROM applied ORDER BY step")]

@@ -113,7 +113,7 @@ CORRUPTIONS = {
     "the baseline has another reward": (
         "UPDATE samples SET reward = 0.25, turn_rewards = '[0.25]' WHERE id = 'g0.0'", "its advantage differs",
     ),
-    "the greedy answer is said to be surplus": (
+    "the greedy answer has the end surplus": (
         "UPDATE samples SET state = 'surplus', reason = 'x' WHERE id = 'g0.0'", "the ends of its samples",
     ),
     "another member is the baseline": (
