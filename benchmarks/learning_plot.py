@@ -7,10 +7,13 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+from cycler import cycler
 from matplotlib.figure import Figure
 
 WINDOW = 5
 """Batches of the running mean."""
+STYLES = cycler(linestyle=["-", "--", ":"]) * cycler(color=mpl.color_sequences["tab10"])
+"""Of lines, one after the other: more than there are presets."""
 
 
 def plot_curves(rewards: Mapping[str, Sequence[float]], path: Path) -> None:
@@ -22,6 +25,7 @@ def plot_curves(rewards: Mapping[str, Sequence[float]], path: Path) -> None:
     """
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
+    axes.set_prop_cycle(STYLES)
     for name, values in rewards.items():
         window = min(WINDOW, len(values))
         means = np.convolve(values, np.full(window, 1 / window), "valid")
@@ -29,7 +33,7 @@ def plot_curves(rewards: Mapping[str, Sequence[float]], path: Path) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel(f"reward, mean of {WINDOW} batches")
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside right upper")
     save(figure, path)
 
 
