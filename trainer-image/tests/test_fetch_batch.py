@@ -76,6 +76,8 @@ def change(samples: list[SampleTokens], **fields: object) -> list[SampleTokens]:
         ({"sample": "g9.9"}, "other samples"),
         ({"token_ids": bytes(4)}, "does not have"),
         ({"logprobs": bytes(4)}, "does not have"),
+        ({"logprobs": np.array([*[-1.0] * 9, np.nan], "<f4").tobytes()}, "an engine's log-probability is nan or inf"),
+        ({"logprobs": np.array([*[-1.0] * 9, -np.inf], "<f4").tobytes()}, "an engine's log-probability is nan or"),
         ({"segments": []}, "do not cover"),
         ({"segments": [Segment("prompt", 0, 2), Segment("model", 2, 100)]}, "do not cover"),
         ({"segments": [Segment("prompt", 0, 2), Segment("model", 3, 12)]}, "do not cover"),

@@ -208,6 +208,23 @@ def test_an_engine_that_computes_other_log_probabilities_ends_the_run_at_any_ste
     first_step(model_directory, world, made, batch, -20.0, 7, 6)  # older weights may differ by any amount
 
 
+def test_the_engine_is_compared_on_all_minibatches_whose_old_log_probabilities_are_known(
+    model_directory, world, job, batch
+):
+    made = job(algorithm={"minibatches": 2})
+    train, shard = batch(step=7)
+    for sample in train.samples:
+        sample.min_version = 7
+    for error in (0.0, -20.0):  # of the last sample, which is in the second minibatch
+        sampled = as_sampled(str(model_directory), train, shard, error)
+        backend, checks = FsdpBackend(model_directory, made.spec.trainer, world), StepChecks.of(made.spec)
+        if error:
+            with pytest.raises(UnrecoverableError, match="tokens of version 7 differ"):
+                apply(world, backend, made.spec.algorithm, train, sampled, 60, True, checks)
+        else:
+            apply(world, backend, made.spec.algorithm, train, sampled, 60, True, checks)
+
+
 def test_bfloat16_keeps_float32_weights(model_directory, world, job, batch):
     made = job(trainer={"dtype": "bfloat16", "optimizer": {"learningRate": 1e-6}})
     backend = FsdpBackend(model_directory, made.spec.trainer, world)

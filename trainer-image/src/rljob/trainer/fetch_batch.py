@@ -126,6 +126,11 @@ def _row(tokens: SampleTokens, scalars: BatchSample) -> Row:
         raise UnrecoverableError(
             f"sample {scalars.sample} does not have the {scalars.total_tokens} tokens that the batch names"
         )
+    if not np.isfinite(row.logprobs_L).all():
+        raise UnrecoverableError(
+            f"sample {scalars.sample}: an engine's log-probability is nan or infinite; the engine or its weights are "
+            "damaged: check the GPUs, then resume from the last checkpoint"
+        )
     starts = [0, *tokens.ends[:-1]]
     if mask_L.sum() != scalars.response_tokens or mask_L[:1].any() or mask_L[starts].any():
         raise UnrecoverableError(f"sample {scalars.sample}: its loss mask does not cover its response")

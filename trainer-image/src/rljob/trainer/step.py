@@ -131,6 +131,8 @@ def apply_batch(
         if not warms_up:
             updates.append(backend.update(train.step))
             checks.count_update(updates[-1], train.step, number)
+    if len(batch.minibatches) > 1:  # those whose log-probabilities before the batch are known
+        checks.compare(statistics.current_mismatch(world), train.step, first=False)
     metrics |= statistics.metrics(world, len(batch.minibatches)) | advantage_metrics(advantages_N)
     metrics |= _update_metrics(updates) | {"lockstep": plan.lockstep}
     if algorithm.kl_coefficient is not None:

@@ -15,8 +15,8 @@ from rljob.trainer.metrics import Mismatch
 
 log = logging.getLogger(__name__)
 
-MIN_TOKENS = 64
-"""Tokens that a mean needs: in bfloat16 single tokens differ by more than the mean of many may."""
+BFLOAT16_TOKENS = 64
+"""Tokens that a mean needs in bfloat16, where single tokens differ by more than the mean of many may."""
 
 
 @dataclass
@@ -27,6 +27,8 @@ class StepChecks:
     largest: float = math.inf
     """Bound of |l_old − l_mu| of a token of the first step; infinite in bfloat16, where improbable tokens of a large
     batch differ by any amount."""
+    min_tokens: int = 1
+    """Tokens that the mean of a step needs."""
     settings: Trainer = field(default_factory=Trainer)
     skipped_in_a_row: dict[str, int] = field(default_factory=dict)
     """By field of the optimizer below spec.trainer."""
@@ -35,7 +37,9 @@ class StepChecks:
     def of(cls, spec: RLJobSpec) -> StepChecks:
         """Return the checks of a job."""
         tolerance = spec.logprob_tolerance
-        return cls(tolerance, math.inf if spec.uses_bfloat16 else tolerance.largest, spec.trainer)
+        if spec.uses_bfloat16:
+            return cls(tolerance, math.inf, BFLOAT16_TOKENS, spec.trainer)
+        return cls(tolerance, tolerance.largest, settings=spec.trainer)
 
     def count_update(self, update: OptimizerUpdate, step: int, minibatch: int, optimizer: str = "optimizer") -> None:
         """Count an update by ``spec.trainer.optimizer``, or by ``criticOptimizer``.
@@ -78,9 +82,9 @@ class StepChecks:
                 "at the first step the engine's log-probabilities differ from the trainer's by up to "
                 f"{mismatch.largest:.2e}, more than {self.tolerance.largest_field} {self.largest:g}; {cause}"
             )
-        if not math.isfinite(mismatch.mean):
-            return  # nor is the gradient: the update is skipped and counted
-        if mismatch.tokens >= MIN_TOKENS and not mismatch.mean <= self.tolerance.mean:
+        if math.isnan(mismatch.mean):
+            return  # as is the trainer's gradient: the update is skipped and counted. Engines' values are finite
+        if mismatch.tokens >= self.min_tokens and not mismatch.mean <= self.tolerance.mean:
             raise UnrecoverableError(
                 f"the engine's log-probabilities of {mismatch.tokens} tokens of version {version} differ from the "
                 f"trainer's by {mismatch.mean:.2e} on average, more than {self.tolerance.mean_field} "
