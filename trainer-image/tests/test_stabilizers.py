@@ -129,6 +129,13 @@ def deviation(values: list[float]) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 and len(set(values)) > 1 else 1.0
 
 
+@pytest.mark.parametrize("kind", ["group", "batch"])
+def test_equal_rewards_have_no_deviation_also_if_they_are_large(kind):
+    train = make_train([100000.1] * 3, [1] * 3, "aaa")
+    shaped = shape_rewards(train, algorithm(rewardMean=kind, rewardStd=kind))
+    assert [sample.reward for sample in shaped.samples] == pytest.approx([0.0] * 3, abs=1e-9)
+
+
 @pytest.mark.parametrize("std", [None, "group", "batch", "running"])
 @pytest.mark.parametrize("mean", [None, "group", "batch", "running"])
 def test_rewards_are_normalized_by_mean_and_deviation_each_alone_and_together(mean, std):

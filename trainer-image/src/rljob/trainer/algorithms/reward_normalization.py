@@ -18,7 +18,7 @@ from rljob.protocol.trainer_protocol import EarlierSteps, Train
 from rljob.trainer.algorithms.advantages.base import Floats, group_numbers, rewards_of
 
 DEVIATION_OF_EQUAL = 1e-12
-"""A smaller deviation of rewards is rounding: the rewards are equal."""
+"""A smaller deviation of rewards is rounding, also relative to their mean: the rewards are equal."""
 NO_EARLIER = EarlierSteps()
 
 
@@ -52,7 +52,8 @@ def moments(earlier: EarlierSteps, rewards_N: Floats) -> tuple[float, float]:
     own = float(rewards_N.mean())
     all_of = earlier.with_rewards(len(rewards_N), own, float(np.square(rewards_N - own).sum()))
     deviation = math.sqrt(all_of.reward_squares / (all_of.samples - 1)) if all_of.samples > 1 else 0.0
-    return all_of.reward_mean, deviation if deviation > DEVIATION_OF_EQUAL else 1.0
+    rounding = DEVIATION_OF_EQUAL * max(1.0, abs(all_of.reward_mean))
+    return all_of.reward_mean, deviation if deviation > rounding else 1.0
 
 
 def _of_groups(train: Train, rewards_N: Floats) -> tuple[Floats, Floats]:
