@@ -63,7 +63,7 @@ class Learner:
         self.backend = FsdpBackend(model, settings(), self._world)
         self.use(algorithm)
         self.sampler = Sampler(model, seed)
-        self._checks = StepChecks(LogprobTolerance(1e-4, 1e-3, "the mean", "the largest"), 1e-3, settings())
+        self._checks = StepChecks(LogprobTolerance(1e-4, 1e-3, "the mean", "the largest"), 1e-3, settings=settings())
 
     def use(self, algorithm: Algorithm) -> None:
         """Train by ``algorithm`` from now on, with a new critic if it has one."""
@@ -136,7 +136,8 @@ def learn(model: Path, algorithm: Algorithm, seed: int, steps: int, name: str) -
 def change(model: Path, algorithm: Algorithm, seed: int) -> Tensor:
     """Return the change of all weights by a batch that is the same for all algorithms: stale, in several minibatches.
 
-    GRPO's step comes first, so the weights that answer and those that train differ.
+    GRPO's step comes first, so the weights that answer and those that train differ. Without the steps in which only a
+    critic learns: they change no weight.
     """
     grpo = Algorithm(minibatches=MINIBATCHES)
     fill(grpo)
@@ -145,9 +146,11 @@ def change(model: Path, algorithm: Algorithm, seed: int) -> Tensor:
         first, second = learner.sample(0), learner.sampler.batch(learner.backend.model, 0, filtered=False, greedy=True)
         learner.apply(first, 0)
         before = _weights(learner.backend)
-        learner.use(algorithm)
+        learner.use(algorithm.model_copy(update={"critic_warmup_steps": 0}))
         learner.apply(second, 1)
-        return _weights(learner.backend) - before
+        found = _weights(learner.backend) - before
+        assert found.any(), "a change of 0 has the same distance from every other one"
+        return found
     finally:
         learner.close()
 
