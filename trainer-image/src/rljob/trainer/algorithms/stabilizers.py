@@ -106,9 +106,9 @@ def stabilize(
 
 
 def whiten(values: Mapping[int, Floats], masks: Mapping[int, NDArray[np.bool_]], world: World) -> dict[int, Floats]:
-    """Return (x − mean) / √(var + 1e-8) over the model's tokens of all replicas, var unbiased; all ranks take part.
+    """Return (x − mean) / √(var + 1e-8) over the model's tokens of all replicas, var unbiased.
 
-    Every rank takes part, also one without rows, and a sample counts with all its tokens. Of one token the result is 0.
+    All ranks take part, also one without rows, and a sample counts with all its tokens. Of one token the result is 0.
 
     Args:
         values: of each token (L,), by index in the batch.

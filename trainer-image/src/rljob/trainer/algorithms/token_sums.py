@@ -1,6 +1,6 @@
-"""Sums over the tokens of samples and of turns.
+"""Sums over the tokens of rows and of turns.
 
-Shapes: B rows, each a whole sample, K positions of a row.
+Shapes: B rows, each a sequence of a sample (all of it, unless it has branches), K positions of a row.
 """
 
 from __future__ import annotations

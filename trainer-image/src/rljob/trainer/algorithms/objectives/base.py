@@ -1,9 +1,9 @@
 """Interface of objectives: from log-probabilities and advantages to the value to maximise at each token.
 
 ``spec.algorithm.objective`` names a built-in objective or ``module:function`` of a user's package. An objective is
-called once per microbatch with :class:`ObjectiveInputs` and returns an :class:`Objective`. A row is a whole sample. At
-positions outside ``mask_BK`` the log-probabilities, advantages and turns are 0. Values that an objective returns there
-are ignored: they may be nan, and no gradient flows from them.
+called once per microbatch with :class:`ObjectiveInputs` and returns an :class:`Objective`. A row is a sequence of a
+sample: all of it, unless the sample has branches. At positions outside ``mask_BK`` the log-probabilities, advantages
+and turns are 0. Values that an objective returns there are ignored: they may be nan, and no gradient flows from them.
 
 Shapes: B rows of a microbatch, K positions of a row that may hold the model's tokens.
 """
