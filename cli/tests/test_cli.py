@@ -46,6 +46,14 @@ def test_explain_prints_the_expanded_manifest(rljob, file):
     assert job.spec.tasks[0].prompt == "Q: {question} :smile: [bold]"
 
 
+def test_explain_imports_functions_from_the_current_directory(rljob, file, tmp_path, monkeypatch):
+    (tmp_path / "own_function.py").write_text("def mine(inputs): ...")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    code, out, _ = rljob("explain", file, "--set", "spec.algorithm.objective=own_function:mine")
+    assert code == 0 and "# own_function:mine declares no needs" in out
+
+
 def test_explain_counts_the_gpus_of_engines_that_span_hosts(rljob, file):
     pool = "{name: main, hosts: 2, parallelism: {tensor: 8, pipeline: 2}, replicas: {min: 2, max: 4}}"
     code, out, _ = rljob("explain", file, "--gpu", "--set", f"spec.rollouts=[{pool}]")

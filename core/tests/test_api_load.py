@@ -1,5 +1,7 @@
 import json
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -324,7 +326,9 @@ def test_null_turns_dual_clip_off_and_unset_is_the_presets(manifest):
     assert "dualClip" not in to_data(loads(write_yaml(manifest)))["spec"]["algorithm"]
 
 
-def test_the_needs_of_an_algorithm_are_explained(manifest):
+def test_the_needs_of_an_algorithm_are_explained(manifest, monkeypatch):
+    declared = SimpleNamespace(old=True, entropy=True, values=False)
+
     def needs(*overrides: str) -> str:
         return "; ".join(describe_needs(resolve(loads(write_yaml(manifest), overrides)).spec.algorithm))
 
@@ -339,7 +343,12 @@ def test_the_needs_of_an_algorithm_are_explained(manifest):
     assert "the entropy at each token; samples whose advantage is 0 are computed" in needs(
         "spec.algorithm.entropyCoefficient=0.1"
     )
-    assert "mine:f" in needs("spec.algorithm.objective=mine:f")
+    assert "the needs of mine:f, which cannot be imported here, are" in needs("spec.algorithm.objective=mine:f")
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(f=SimpleNamespace(needs=declared), g=len))
+    assert "mine:f needs the log-probabilities before the batch and the entropy" in needs(
+        "spec.algorithm.objective=mine:f"
+    )
+    assert "mine:g declares no needs" in needs("spec.algorithm.objective=mine:g")
     assert needs("spec.algorithm.klCoefficient=0.1").endswith(
         "the algorithm needs the log-probabilities of the reference model (policy), one forward pass; samples whose "
         "advantage is 0 are computed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -79,6 +80,8 @@ def _explained(job: RLJob, gpu: bool | None) -> str:
     accelerator: AcceleratorKind = kind_of(gpus) if gpu is None else "nvidia" if gpu else "cpu"
     resolved = with_absolute_paths(resolve(job, accelerator), Path.cwd())
     plan = capacity.memory_plan(resolved, default_directory(None, job.metadata.name), gpus)
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # where `rljob run` finds functions of the user's own
     needs = describe_needs(resolved.spec.algorithm)
     hosts = describe_hosts(resolved.spec.rollouts)
     return expand(job, accelerator, filter(None, [*needs, describe(gpus_of(resolved, gpus)), note, *hosts, *plan]))

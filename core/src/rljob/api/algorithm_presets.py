@@ -11,6 +11,7 @@ from typing import Any
 
 from rljob.api.algorithm import Algorithm, Teacher
 from rljob.api.algorithm_functions import ADVANTAGES, FUNCTIONS, OBJECTIVES, names_with, readers
+from rljob.api.extensions import load
 
 GRPO: dict[str, Any] = {
     "advantage": "group_normalized",
@@ -283,6 +284,31 @@ def stabilizers(algorithm: Algorithm) -> list[str]:
     return found + (["difficulty_exponent"] if algorithm.difficulty_exponent is not None else [])
 
 
+DECLARED = {
+    "old": "the log-probabilities before the batch",
+    "reference": "those of a reference model",
+    "teacher": "those of the teachers",
+    "values": "the values of a critic",
+    "entropy": "the entropy at each token",
+}
+"""Need that a user's function declares by @requires of rljob.trainer → what it is."""
+
+
+def _declared_needs(algorithm: Algorithm) -> Iterator[str]:
+    """Yield one sentence for each function of a user's package; its module is imported, if this process can."""
+    for field in FUNCTIONS:
+        name = getattr(algorithm, field)
+        if name is None or ":" not in name:
+            continue
+        try:
+            declared = getattr(load({}, name, field), "needs", None)  # of @requires in the trainer's package
+        except ValueError:
+            yield f"the needs of {name}, which cannot be imported here, are those that the code declares"
+            continue
+        needs = [what for need, what in DECLARED.items() if getattr(declared, need, False) is True]
+        yield f"{name} needs {' and '.join(needs)}" if needs else f"{name} declares no needs"
+
+
 def describe_needs(algorithm: Algorithm) -> Iterator[str]:
     """Yield one sentence for each need of a resolved algorithm: the union over its fields and functions."""
     if needs_old(algorithm):
@@ -306,9 +332,8 @@ def describe_needs(algorithm: Algorithm) -> Iterator[str]:
         yield "the algorithm needs one more sample of each prompt, a greedy answer, which is not trained"
     if chosen(algorithm, "advantage") in NEEDS_STATES:
         yield "the algorithm needs the state of the environment before each turn"
+    yield from _declared_needs(algorithm)
     own = own_functions(algorithm)
-    if own:
-        yield f"the needs of {' and '.join(own)} are those that the code declares"
     if algorithm.entropy_coefficient:
         yield "the algorithm needs the entropy at each token"
     if not own and (
