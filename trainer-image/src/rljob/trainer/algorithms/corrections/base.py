@@ -2,10 +2,12 @@
 
 ``spec.algorithm.correction`` names a built-in function or ``module:function`` of a user's package. It is called once
 per microbatch, without gradient, with :class:`CorrectionInputs`, and returns a weight for each token, (B, K), of at
-least 0, by which the token's objective is multiplied. A token of weight 0 has no gradient of the objective; it still counts in the
-denominators of the aggregation. :func:`correction_weights` multiplies the weights by the masks of ``spec.algorithm``.
+least 0, by which the token's objective is multiplied. A token of weight 0 has no gradient of the objective; it still
+counts in the denominators of the aggregation. :func:`correction_weights` multiplies the weights by the masks of
+``spec.algorithm``.
 
-Shapes: B rows of a microbatch, each a sequence of a sample (all of it, unless it has branches), K positions of a row that may hold the model's tokens.
+Shapes: B rows of a microbatch, each a sequence of a sample (all of it, unless it has branches), K positions of a row
+that may hold the model's tokens.
 """
 
 from __future__ import annotations
