@@ -184,4 +184,5 @@ def loss_and_gradient(s: Algorithm, tokens: Tokens) -> tuple[float, list[list[fl
                 each = -s.positive_coefficient / sum(len(tokens.now[k]) for k in positive)
                 loss += each * logprob
                 gradient[-1][-1] += each
-    return loss, gradient
+    scale = 1.0 if s.loss_scale is None else s.loss_scale
+    return scale * loss, [[scale * each for each in own] for own in gradient]

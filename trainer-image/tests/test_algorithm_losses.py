@@ -57,7 +57,7 @@ def make_tokens(seed: int = 0) -> Tokens:
     advantages = [(s * (0.5 + generator.random(n))).tolist() for s, n in zip(signs, lengths, strict=True)]
     turns = [np.sort(generator.integers(0, 3, n)).tolist() for n in lengths]
     reference = [(np.array(sample) + generator.standard_normal(len(sample))).tolist() for sample in now]
-    rewards, limits = [1.0, 0.0, 0.5, 0.0, 1.0, -1.0], [20, 20, 20, 30, 30, 30]
+    rewards, limits = [1.0, 0.5, 0.5, 0.0, -0.5, -1.0], [20, 20, 20, 30, 30, 30]  # two not of their advantage's sign
     keys = [np.random.default_rng([seed, n]).random(n).tolist() for n in lengths]
     return Tokens(now, old, engine, advantages, turns, rewards, limits, reference, keys)
 
@@ -171,12 +171,15 @@ def test_loss_and_gradient_with_kl_equal_the_reference(fields, estimator):
     compare(algorithm(klCoefficient=0.3, klEstimator=estimator, **fields), make_tokens())
 
 
-@pytest.mark.parametrize("fields", [{}, {"aggregation": "seq_mean_token_sum"}, {"vetoBelow": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{}, {"aggregation": "seq_mean_token_sum"}, {"vetoBelow": 0.5}, {"lossScale": 2.5}], ids=str
+)
 def test_loss_and_gradient_with_the_likelihood_of_positive_samples_equal_the_reference(fields):
     made, tokens = algorithm(positiveCoefficient=0.3, **fields), make_tokens()
     compare(made, tokens)
     loss, gradient, _ = run(made, replace(tokens, advantages=[[0.0] * len(own) for own in tokens.now]))
     expected = -0.3 * np.mean(np.concatenate([np.array(tokens.now[n]) for n in positive(tokens)]))
+    expected *= fields.get("lossScale", 1)
     assert loss == pytest.approx(expected, rel=1e-12), "of correct answers alone, also where a mask hides a token"
     assert [n for n, own in enumerate(gradient) if any(own)] == positive(tokens)
     worthless = replace(tokens, rewards=[0.0] * len(tokens.rewards))
@@ -229,6 +232,16 @@ def test_a_mask_removes_the_gradient_of_its_tokens_and_changes_no_other(mask, ag
     assert np.concatenate(before)[flat].all()
     world = World(0, 1, torch.device("cpu"), None, dp_rank=0, dp_size=1)
     assert statistics.metrics(world, 1)["masked_fraction"] == pytest.approx(flat.mean())
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_the_mask_of_negative_samples_is_that_of_the_current_policy(shift):
+    """Mistake: the mask of the policy before the batch, which hides none of these samples, or all."""
+    tokens = make_tokens()
+    tokens = replace(tokens, old=[[x - shift for x in own] for own in tokens.engine])
+    made = algorithm(maskNegativeKl=0.1, correction="none")
+    compare(made, tokens)
+    assert [n for n in range(6) if weight(made, tokens, n, 0) == 0] == [1]
 
 
 @pytest.mark.parametrize(

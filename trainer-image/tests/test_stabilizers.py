@@ -63,6 +63,16 @@ def test_groups_outside_the_bounds_of_difficulty_get_no_advantage():
     assert kept(advantageClip=0.5) == [0.5] * 6
 
 
+def test_the_term_of_a_teacher_is_added_after_groups_are_masked_and_before_the_clip():
+    train = make_train([0, 0, 0, 1, 1, 1], [1] * 6, "aabbcc")
+    masks = {i: np.ones(3, np.bool_) for i in range(6)}
+    terms = {i: np.array([-4.0, 0.25, i]) for i in range(6)}
+    made = algorithm(difficultyAbove=0, difficultyBelow=1, advantageClip=2)
+    found = stabilize({i: np.ones(3) for i in range(6)}, masks, train.samples, made, ALONE, terms)
+    for i, own in found.items():
+        np.testing.assert_array_equal(own, np.clip(terms[i] + (1 if i in (2, 3) else 0), -2, 2))
+
+
 def made_values() -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
     generator = np.random.default_rng(2)
     values = {i: generator.normal(3, 2, 4 + i) for i in range(6)}
