@@ -27,6 +27,7 @@ OF_MODELS += ("value_loss", "value_mean", "value_clip_fraction", "explained_vari
 FROZEN: dict[str, dict[str, Any]] = {
     "kl in the loss": {"klCoefficient": 0.5, "referenceModel": "other", "minibatches": 3},
     "kl in the reward": {"klCoefficient": 0.5, "referenceModel": "other", "klIn": "reward", "preset": "reinforce_pp"},
+    "kl in the reward of samples": {"klCoefficient": 0.5, "referenceModel": "other", "klIn": "reward"},
     "distillation": {"preset": "distillation", "teachers": [{"model": "other"}], "minibatches": 3},
 }
 """Algorithms with a second model."""

@@ -21,7 +21,7 @@ from rljob.api.algorithm import Algorithm
 from rljob.api.models import RLJob
 from rljob.protocol.batch_samples import SampleTokens
 from rljob.protocol.environment import ComponentEnvironment
-from rljob.protocol.trainer_protocol import Train
+from rljob.protocol.trainer_protocol import EarlierSteps, Train
 from rljob.trainer.backends.base import FrozenModel
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.batch import Row, collate
@@ -30,7 +30,9 @@ from rljob.trainer.errors import ModelError, UnrecoverableError
 from rljob.trainer.frozen_models import load_models, read_sources
 
 OPTIMIZER = {"learningRate": 1e-3, "maxGradNorm": 0.05, "epsilon": 1e-3}
-KL = {"klCoefficient": 0.7, "referenceModel": "other", "minibatches": 2}
+BETA = 0.7
+"""Coefficient of KL in the first step, or of the batch, if it adapts."""
+KL = {"klCoefficient": BETA, "referenceModel": "other", "minibatches": 2}
 CASES: dict[str, dict[str, Any]] = {
     "k2 in the loss": KL | {"klEstimator": "k2"},
     "k3 in the loss": KL,
@@ -39,6 +41,8 @@ CASES: dict[str, dict[str, Any]] = {
     "k1 in the reward": KL | {"klIn": "reward"},
     "k3 in the reward of each token": KL
     | {"klIn": "reward", "klEstimator": "k3", "preset": "reinforce_pp", "discount": 0.9},
+    "adapted in the loss": KL | {"klCoefficient": 0.1, "klTarget": 0.05},
+    "adapted in the reward": KL | {"klCoefficient": 0.1, "klTarget": 0.05, "klIn": "reward"},
     "a teacher": {"preset": "distillation", "teachers": [{"model": "other"}], "minibatches": 2},
     "a teacher and rewards": {"teachers": [{"model": "other", "weight": 0.3}], "advantageClip": 1.5},
 }
@@ -83,7 +87,7 @@ def advantages(algorithm: Algorithm, train: Train, old: list[Any], other: list[A
         each = torch.zeros(len(l_old), dtype=torch.float64)
         each[-1] = sample.reward
         if algorithm.kl_in == "reward":
-            each -= algorithm.kl_coefficient * penalty(algorithm.kl_estimator, (l_old - l_other).double(), 0)
+            each -= BETA * penalty(algorithm.kl_estimator, (l_old - l_other).double(), 0)
         rewards.append(each)
     if algorithm.advantage == "reinforce_pp":
         returns = [
@@ -135,7 +139,7 @@ def plain_gradients(made: RLJob, train: Train, shard: list[SampleTokens]) -> tup
             value = torch.where(given[i] < 0, torch.maximum(value, 3 * given[i]), value)
             if algorithm.kl_in == "loss":
                 difference = now - other[i]
-                value = value - 0.7 * penalty(algorithm.kl_estimator, difference, difference.detach())
+                value = value - BETA * penalty(algorithm.kl_estimator, difference, difference.detach())
             if algorithm.correction == "tis":
                 value = value * (old[i] - behavior).exp().clamp(max=2)
             loss = loss - value.sum() / sum(train.samples[j].response_tokens for j in minibatch)
@@ -154,6 +158,8 @@ def plain_gradients(made: RLJob, train: Train, shard: list[SampleTokens]) -> tup
 def test_a_step_gives_the_gradient_of_plain_torch(world, made, batch, case, budget):
     made = made(CASES[case], trainer={"optimizer": OPTIMIZER})
     train, shard = batch()
+    if made.spec.algorithm.kl_target is not None:
+        train = msgspec.structs.replace(train, earlier=EarlierSteps(kl_coefficient=BETA))
     backend = FsdpBackend(Path(made.spec.models[0].source), made.spec.trainer, world)
     gradients = gradients_of(backend)
     result = apply(world, backend, made.spec.algorithm, train, shard, budget, frozen=load(made, backend))
@@ -166,6 +172,7 @@ def test_a_step_gives_the_gradient_of_plain_torch(world, made, batch, case, budg
         mean = float((torch.cat(old) - torch.cat(other)).mean())
         assert result.metrics[f"{role}_kl_k1"] == pytest.approx(mean, abs=1e-5)
     assert result.metrics[f"{role}_kl_k3"] > 0.01 and result.metrics["seconds_frozen"] > 0
+    assert result.metrics.get("kl_coefficient") == (BETA if role == "reference" else None)
 
 
 @pytest.mark.parametrize("budget", [10_000, 20])
