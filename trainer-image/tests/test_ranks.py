@@ -34,6 +34,7 @@ from rljob.trainer.checkpoint_choice import choose_checkpoint
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.metrics import METRICS
 from rljob.trainer.process_group import World
+from rljob.trainer.step_checks import StepChecks
 from rljob.transfer.bucket_buffers import BucketBuffers
 from rljob.transfer.packed_weights import PackedWeights
 from rljob.transfer.wire_plan import WirePlan
@@ -53,14 +54,17 @@ def train(
     backend: FsdpBackend | None = None,
     exchange_bytes: int = backend_module.ONE_EXCHANGE_BYTES,
 ) -> Any:
-    """Return parameters as arrays (rank 0), the last metrics and advantages after training this rank's shards."""
+    """Return parameters as arrays (rank 0), the last metrics and advantages after training this rank's shards, and
+    every mismatch of engine and trainer that was compared; none ends the run."""
     with mock.patch.object(backend_module, "ONE_EXCHANGE_BYTES", exchange_bytes):
         backend = backend or FsdpBackend(source, job.spec.trainer, world)
     result = None
-    for command, tokens in steps:
-        result = apply(world, backend, job.spec.algorithm, command, tokens, job.spec.trainer.microbatch_tokens)
+    with mock.patch.object(StepChecks, "compare") as compared:
+        for command, tokens in steps:
+            result = apply(world, backend, job.spec.algorithm, command, tokens, job.spec.trainer.microbatch_tokens)
+    mismatches = [call.args[0] for call in compared.call_args_list]
     parameters = {name: tensor.numpy().copy() for name, tensor in backend.named_tensors()}
-    return (parameters if world.rank == 0 else None), result.metrics, result.advantages_N
+    return (parameters if world.rank == 0 else None), result.metrics, result.advantages_N, mismatches
 
 
 def compare(results: list[Any], alone: Any) -> None:
@@ -71,6 +75,9 @@ def compare(results: list[Any], alone: Any) -> None:
         for name in METRICS.keys() & alone[1].keys() - OF_ONE_RANK:
             assert other[1][name] == pytest.approx(alone[1][name], rel=1e-4, abs=1e-6), name
         assert other[2].tobytes() == alone[2].tobytes()
+        for found, expected in zip(other[3], alone[3], strict=True):
+            assert found.tokens == expected.tokens
+            assert (found.mean, found.largest) == pytest.approx((expected.mean, expected.largest), rel=1e-4)
 
 
 def train_and_count(world: World, *arguments: Any) -> Any:
@@ -100,7 +107,11 @@ def test_ranks_give_the_parameters_and_metrics_of_one_rank(
 ):
     settings = {"microbatchTokens": 20, "optimizer": OPTIMIZER_SETTINGS}
     steps = [batch(seed, step=seed) for seed in range(2)]
+    for command, _ in steps:
+        for sample in command.samples[::2]:
+            sample.min_version = command.step
     (alone,) = on_ranks(1, train, model_directory, job(trainer=settings), steps)
+    assert all(mismatch.tokens for mismatch in alone[3]) and len(alone[3]) == len(steps)
     made = job(trainer=settings | {"recompute": recompute})
     results = on_ranks(size, train_and_count, model_directory, made, steps, None, exchange_bytes)
     compare([result for result, _, _ in results], alone)
