@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -54,6 +55,18 @@ def reference_advantages(algorithm: Algorithm, train: Train) -> list[float]:
     return result
 
 
+def reference_shaping(algorithm: Algorithm, train: Train) -> Train:
+    """Return the batch with the rewards minus the punishment of long answers."""
+    if algorithm.overlong_buffer is None:
+        return train
+    buffer, samples = algorithm.overlong_buffer, []
+    for sample in train.samples:
+        excess = (sample.response_tokens - (sample.max_tokens - buffer)) / buffer
+        punishment = algorithm.overlong_penalty * min(max(excess, 0), 1)
+        samples.append(msgspec.structs.replace(sample, reward=sample.reward - punishment))
+    return msgspec.structs.replace(train, samples=samples)
+
+
 def reference_entropy(model: torch.nn.Module, tokens: SampleTokens, temperature: float) -> torch.Tensor:
     ids = torch.from_numpy(np.frombuffer(tokens.token_ids, np.int32).astype(np.int64))
     return torch.distributions.Categorical(logits=model(input_ids=ids[None]).logits[0, :-1] / temperature).entropy()
@@ -67,7 +80,8 @@ def reference_training(
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, eps=settings.epsilon, weight_decay=settings.weight_decay
     )
-    for train, shard in steps:
+    for given, shard in steps:
+        train = reference_shaping(algorithm, given)
         groups = [sample.group for sample in train.samples]
         advantages = reference_advantages(algorithm, train)
         with torch.no_grad():
@@ -75,6 +89,7 @@ def reference_training(
         for minibatch in split_minibatches(groups, algorithm.minibatches):
             total = torch.zeros(())
             divisor = sum(train.samples[i].response_tokens for i in minibatch)
+            positive = sum(train.samples[i].response_tokens for i in minibatch if train.samples[i].reward > 0)
             for i in minibatch:
                 sample = train.samples[i]
                 advantage = advantages[i]
@@ -95,6 +110,8 @@ def reference_training(
                 if algorithm.aggregation == "seq_mean_token_sum_norm":
                     objective = objective * divisor / (len(minibatch) * sample.max_tokens)
                 total = total - objective / divisor
+                if algorithm.positive_coefficient and sample.reward > 0:
+                    total = total - algorithm.positive_coefficient * logprobs.sum() / positive
             optimizer.zero_grad()
             total.backward()
             gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -120,17 +137,21 @@ ALGORITHMS = {
     "minibatches": {"preset": "grpo", "minibatches": 3, "clipHigh": 0.28},
     "behavior": {**UNCORRECTED, "minibatches": 4},
 }
-ENTROPY = {"entropyCoefficient": 0.3, "minibatches": 2}
+BONUSES = {
+    "entropy": {"entropyCoefficient": 0.3, "minibatches": 2},
+    "positive": {"positiveCoefficient": 0.3, "minibatches": 2, "overlongBuffer": 10, "overlongPenalty": 3},
+}
+"""Algorithms that compute samples without an advantage; a long answer has no positive reward."""
 # Gradients of key biases are only rounding, which AdamW would amplify: a large epsilon keeps the comparison meaningful.
 OPTIMIZER = {"learningRate": 1e-3, "maxGradNorm": 0.05, "weightDecay": 0.1, "epsilon": 1e-3}
 
 
 @pytest.mark.parametrize("budget", [1, 60, 10_000])
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "entropy"])
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, *BONUSES])
 def test_two_steps_give_the_gradients_and_parameters_of_plain_torch(
     model_directory, world, job, batch, algorithm, budget
 ):
-    fields = ALGORITHMS.get(algorithm, ENTROPY)
+    fields = (ALGORITHMS | BONUSES)[algorithm]
     made = job(algorithm=fields, trainer={"microbatchTokens": budget, "optimizer": OPTIMIZER})
     steps = [batch(seed, step=seed) for seed in range(2)]
     backend = FsdpBackend(model_directory, made.spec.trainer, world)
@@ -223,6 +244,28 @@ def test_the_engine_is_compared_on_all_minibatches_whose_old_log_probabilities_a
                 apply(world, backend, made.spec.algorithm, train, sampled, 60, True, checks)
         else:
             apply(world, backend, made.spec.algorithm, train, sampled, 60, True, checks)
+
+
+def test_the_guard_compares_tokens_of_the_current_version_of_the_first_and_of_all_minibatches(
+    model_directory, world, job, batch
+):
+    train, shard = batch(step=7)
+    for i, sample in enumerate(train.samples):
+        sample.min_version = 7 - i % 2
+    made = job(algorithm={"minibatches": 2})
+    backend = FsdpBackend(model_directory, made.spec.trainer, world)
+    with mock.patch.object(StepChecks, "compare") as compare:
+        apply(world, backend, made.spec.algorithm, train, shard, 60, True)
+    first, second = split_minibatches([sample.group for sample in train.samples], 2)
+    for call, compared in zip(compare.call_args_list, (first, [*first, *second]), strict=True):
+        found = call.args[0]
+        errors = []
+        for indices in (compared, [i for i in compared if i % 2 == 0]):
+            old, behavior = flat(train, shard, str(model_directory), indices)
+            errors.append((old - behavior).abs())
+        whole, current = errors
+        assert found.tokens == len(current) < len(whole) and current.max() < whole.max()
+        assert (found.mean, found.largest) == pytest.approx((float(current.mean()), float(current.max())), rel=1e-5)
 
 
 def test_bfloat16_keeps_float32_weights(model_directory, world, job, batch):
@@ -490,7 +533,7 @@ def test_samples_without_an_advantage_are_not_computed_and_change_nothing(
     for name in ("loss", "grad_norm", "zero_advantage_fraction"):
         assert results[0].metrics[name] == pytest.approx(results[1].metrics[name], rel=1e-4, abs=1e-7), name
     for name, tensor in saved[0].items():
-        torch.testing.assert_close(tensor, saved[1][name], rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(tensor, saved[1][name], rtol=0, atol=1e-7)
 
 
 def test_samples_without_an_advantage_are_computed_if_something_needs_them(job, world, batch, monkeypatch):
@@ -513,6 +556,7 @@ def test_samples_without_an_advantage_are_computed_if_something_needs_them(job, 
     assert trained(train, entropy_coefficient=0.1) == 12
     assert trained(train, objective="mine:objective") == trained(train, objective="mine:bonus") == 12
     assert trained(train, advantage="mine:advantage") == 12
+    assert trained(train, whiten_advantages=True) == trained(train, positive_coefficient=0.1) == 12
     assert trained(msgspec.structs.replace(train, check_initial_logprobs=True)) == 12
 
 
@@ -526,6 +570,26 @@ def test_samples_of_weight_zero_are_not_computed(job, world, batch):
 
     assert untrained() == untrained(truncated_weight=0.5)
     assert untrained(truncated_weight=0.0) == sorted([*untrained(), 1])
+
+
+def test_samples_are_skipped_by_the_rewards_that_the_algorithm_uses(job, world, batch):
+    train, _ = batch()
+
+    def trained(rewards: list[float], **fields: object) -> list[int]:
+        for sample, reward in zip(train.samples, rewards, strict=True):
+            sample.reward = reward
+        return np.flatnonzero(plan_step(train, job(algorithm=fields).spec.algorithm, world, 60).trained_N).tolist()
+
+    high = [2.0, 3.0, 5.0, 0.0, 2.0, 5.0, *[1.0] * 6]
+    assert (trained(high), trained(high, rewardClip=1)) == ([0, 1, 2, 3, 4, 5], [3, 4, 5])
+    excess = np.array([sample.response_tokens for sample in train.samples]).reshape(4, 3).clip(10) - 10
+    long = np.repeat(excess.min(1) != excess.max(1), 3)
+    assert 0 < sum(long) < 12
+    assert trained([1.0] * 12) == []
+    assert trained([1.0] * 12, overlongBuffer=6) == np.flatnonzero(long).tolist()
+    hard = [5.0, 1.0, 0.0] * 3 + [1.0, 0.0, 0.0]  # without the clip only the last group is hard
+    for fields in ({"difficultyBelow": 1}, {"difficultyExponent": 1}):
+        assert (trained(hard, **fields), trained(hard, rewardClip=1, **fields)) == ([9, 10, 11], list(range(12)))
 
 
 def stepped(model_directory, world, made, train, shard, functions, monkeypatch) -> tuple[StepResult, str]:
