@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -179,6 +180,22 @@ def undeclared(inputs):
     return made(inputs.logprobs_BK - inputs.old_BK, inputs)
 
 
+def values_alone(inputs):
+    return inputs.logprobs_BK
+
+
+def nothing(inputs):
+    return None
+
+
+def float_ratio(inputs):
+    return replace(right(inputs), ratio_BK=1.0)
+
+
+def numpy_clipped(inputs):
+    return replace(right(inputs), clipped_BK=inputs.mask_BK.numpy())
+
+
 def test_a_right_objective_of_a_user_passes(mine):
     check_objective(reinforce, {"objective": mine(right), **BEHAVIOR})
 
@@ -192,6 +209,10 @@ def test_a_right_objective_of_a_user_passes(mine):
         (narrow, "it returned values_BK of shape"),
         (not_bool, "clipped_BK of type torch.float64; it must be bool"),
         (undeclared, "declare @requires"),
+        (values_alone, r"^spec.algorithm.objective: mine:function: it returned Tensor; it must return Objective\("),
+        (nothing, r"^spec.algorithm.objective: mine:function: it returned None; it must return Objective\("),
+        (float_ratio, "mine:function: it returned ratio_BK of type float; it must be a tensor"),
+        (numpy_clipped, "mine:function: it returned clipped_BK of type ndarray; it must be a tensor"),
         (no_selection, "its selection has shape .* and type float64, not shape .* and type bool"),
         (unselected, "no tokens are selected; declare @selects"),
     ],
@@ -225,6 +246,13 @@ def test_a_selection_by_order_and_a_selection_without_an_advantage_are_found(min
 def test_wrong_fields_are_refused_as_in_a_manifest():
     with pytest.raises(ValueError, match="clipLow"):
         check_objective(reinforce, {"clipLow": -1})
+    for check in (check_objective, check_advantage):
+        with pytest.raises(ValueError) as raised:
+            check(reinforce, {"objektive": "x", "clipLow": -1})
+        assert str(raised.value).splitlines() == [
+            "spec.algorithm.clipLow: must be more than 0, not -1",
+            "spec.algorithm.objektive: unknown field; did you mean objective?",
+        ]
 
 
 # --- advantages ---
@@ -323,6 +351,11 @@ def short(inputs):
     return {i: np.zeros(1) for i in inputs.rows}
 
 
+@per_batch
+def number_of_batch(inputs):
+    return 0.5
+
+
 def test_each_mistake_of_an_advantage_is_named(mine):
     with pytest.raises(AssertionError, match=r"the advantage of token 0 of sample 0 \(seed 0\)"):
         check_advantage(loo, {"advantage": mine(without_own_reward)})
@@ -333,6 +366,12 @@ def test_each_mistake_of_an_advantage_is_named(mine):
         check_advantage(loo, {"advantage": mine(short)})
     with pytest.raises(ValueError, match="declare @requires"):
         check_advantage(loo, {"advantage": mine(unannounced)})
+    with pytest.raises(ValueError, match=r"^spec.algorithm.advantage: mine:function: it returned None; it must"):
+        check_advantage(loo, {"advantage": mine(nothing)})
+    with pytest.raises(ValueError, match=r"it returned no array for 10 of the 10 rows"):
+        check_advantage(loo, {"advantage": mine(lambda inputs: {})})
+    with pytest.raises(ValueError, match=r"array of shape \(\) for 10 samples; it must have shape \(10,\)"):
+        check_advantage(loo, {"advantage": mine(number_of_batch)})
     with pytest.raises(ValueError, match=r"returned nan .*; baselines_N is nan for every advantage but remax"):
         check_advantage(remax, {"advantage": mine(greedy)})
     with pytest.raises(AssertionError, match="returned 1 advantages for 10 samples"):

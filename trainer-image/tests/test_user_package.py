@@ -141,6 +141,56 @@ def lost_on_rank_1(response_tokens, max_tokens):
 
 
 narrow_ratio, narrow_clipped = column_of("ratio_BK"), column_of("clipped_BK")
+
+
+def always(value):
+    return lambda *inputs: value
+
+
+nothing, mapping, number, one_number = always(None), always({}), always(0.5), always([0.5])
+nothing_of_group, mapping_of_group = per_group(nothing), per_group(mapping)
+mapping_of_batch, one_of_batch = per_batch(mapping), per_batch(one_number)
+
+
+def text_of_rows(inputs):
+    return {i: "high" for i in inputs.rows}
+
+
+def values_alone(inputs):
+    return inputs.logprobs_BK * inputs.advantages_BK
+
+
+def tuple_of_three(inputs):
+    result = reinforce(inputs)
+    return result.values_BK, result.ratio_BK, result.clipped_BK
+
+
+def replaced(**fields):
+    def objective(inputs):
+        from dataclasses import replace
+
+        return replace(reinforce(inputs), **fields)
+
+    return objective
+
+
+float_ratio, numpy_clipped = replaced(ratio_BK=1.0), replaced(clipped_BK=np.zeros((1, 1), bool))
+
+
+def reversed_weights(inputs):
+    return -torch.ones_like(inputs.old_BK)
+
+
+def numpy_weights(inputs):
+    return np.ones(inputs.old_BK.shape)
+
+
+def negative_on_rank_1(inputs):
+    return half(inputs) * (1 - 2 * torch.distributed.get_rank())
+
+
+def negative(response_tokens, max_tokens):
+    return -by_sample(response_tokens, max_tokens)
 """
 BACKEND = """
 import torch
@@ -304,6 +354,29 @@ def test_a_correction(package, model_directory, world, job, batch):
         ("aggregation", "zero_division", "ZeroDivisionError"),
         ("correction", "narrow_weights", r"weights of shape \(1, 1\) for"),
         ("correction", "raising", "RuntimeError: no such token"),
+        ("advantage", "nothing", r"it returned None; it must return a mapping .*@per_group"),
+        ("advantage", "mapping", r"it returned no array for \d+ of the \d+ rows; it must return one for each"),
+        ("advantage", "one_number", "it returned list; it must return a mapping"),
+        ("advantage", "text_of_rows", r"it returned str for \d+ tokens; it must return an array of \d+ numbers"),
+        ("advantage", "nothing_of_group", r"it returned None for a group of \d+; it must return an array of"),
+        ("advantage", "mapping_of_group", r"it returned dict for a group of \d+; it must return an array"),
+        ("advantage", "mapping_of_batch", "it returned dict for 12 samples; it must return an array of 12 numbers"),
+        ("advantage", "one_of_batch", r"it returned an array of shape \(1,\) for 12 samples; it must have"),
+        ("objective", "nothing", r"it returned None; it must return Objective\(values_BK, ratio_BK, clipped"),
+        ("objective", "values_alone", r"it returned Tensor; it must return Objective\(values_BK"),
+        ("objective", "tuple_of_three", r"it returned tuple; it must return Objective\(values_BK"),
+        ("objective", "float_ratio", "it returned ratio_BK of type float; it must be a tensor"),
+        ("objective", "numpy_clipped", "it returned clipped_BK of type ndarray; it must be a tensor"),
+        ("aggregation", "nothing", "it returned None for 12 samples; it must return an array of 12 numbers"),
+        ("aggregation", "mapping", "it returned dict for 12 samples; it must return an array of 12 numbers"),
+        ("aggregation", "negative", "it returned a weight below 0; the weight of each sample must be at least 0"),
+        ("correction", "number", "it returned float; it must return a tensor of weights"),
+        ("correction", "numpy_weights", "it returned ndarray; it must return a tensor of weights"),
+        (
+            "correction",
+            "reversed_weights",
+            r"returned a weight below 0 at \d+ tokens, which reverses .*; return at least 0",
+        ),
     ],
 )
 def test_an_algorithm_that_fails_ends_the_run_with_its_name(
@@ -331,6 +404,13 @@ def test_a_function_that_fails_on_one_rank_fails_on_all(package, model_directory
     made = job(algorithm={field: f"mine.algorithms:{name}"})
     expected = f"spec.algorithm.{field}: mine.algorithms:{name} failed: {sentence}; still together"
     assert on_ranks(2, failure, model_directory, made, batch()) == [expected] * 2
+
+
+def test_a_negative_weight_of_a_correction_on_one_rank_ends_the_run_on_all(package, model_directory, job, batch):
+    made = job(algorithm={"correction": "mine.algorithms:negative_on_rank_1"})
+    first, second = on_ranks(2, failure, model_directory, made, batch())
+    assert first == second and first.endswith("still together")
+    assert first.startswith("spec.algorithm.correction: mine.algorithms:negative_on_rank_1 returned a weight below 0")
 
 
 async def test_a_backend_trains_checkpoints_and_resumes(tmp_path, package, job, batch, coordinator, start):

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import needs_greedy, needs_states
 from rljob.protocol.batch_samples import BatchSample
-from rljob.testing.random_samples import ONE_RANK, Floats, ReferenceSample, compare, random_samples, resolved
+from rljob.testing.random_samples import ONE_RANK, Floats, ReferenceSample, compare, naming, random_samples, resolved
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
 from rljob.trainer.algorithms.needs import Needs, load_function, needs_of
+from rljob.trainer.algorithms.returned_values import numbers_of_rows
 from rljob.trainer.batch import Row
 from rljob.trainer.scores import Scores
 
@@ -42,7 +43,8 @@ def check_advantage(reference: AdvantageReference, fields: Mapping[str, Any], se
     algorithm = resolved(fields)
     for seed in range(seeds):
         samples = random_samples(seed)
-        found = estimate(algorithm, samples)
+        with naming(algorithm, "advantage"):
+            found = estimate(algorithm, samples)
         expected = reference(samples, algorithm)
         if len(expected) != len(samples):
             raise AssertionError(f"the reference returned {len(expected)} advantages for {len(samples)} samples")
@@ -119,11 +121,9 @@ def estimate(algorithm: Algorithm, samples: Sequence[ReferenceSample]) -> list[F
     rows = {i: _row(sample) for i, sample in enumerate(samples)}
     rewards = {i: row.rewards_L for i, row in rows.items()}
     scores = cast("Scores", _Known(rows, samples, needs_of(estimator)))
-    found = estimator(AdvantageInputs(0, batch, rows, rewards, scores, ONE_RANK, algorithm))
-    for i, row in rows.items():
-        if np.shape(found[i]) != row.mask_L.shape:
-            raise ValueError(f"it returned an array of shape {np.shape(found[i])} for {len(row.mask_L)} tokens")
-    advantages = [np.asarray(found[i], np.float64)[row.mask_L] for i, row in rows.items()]
+    returned = estimator(AdvantageInputs(0, batch, rows, rewards, scores, ONE_RANK, algorithm))
+    found = numbers_of_rows(returned, {i: len(row.mask_L) for i, row in rows.items()})
+    advantages = [found[i][row.mask_L] for i, row in rows.items()]
     if not all(np.isfinite(each_T).all() for each_T in advantages):
         greedy = "" if needs_greedy(algorithm) else "; baselines_N is nan for every advantage but remax"
         raise ValueError(f"it returned nan or an infinite number{greedy}")

@@ -17,11 +17,17 @@ from rljob.testing.random_samples import (
     ReferenceSample,
     alone_and_reversed,
     compare,
+    naming,
     random_samples,
     resolved,
 )
 from rljob.trainer.algorithms.needs import load_function, needs
-from rljob.trainer.algorithms.objectives.base import ObjectiveFunction, ObjectiveInputs, is_zero_without_advantage
+from rljob.trainer.algorithms.objectives.base import (
+    ObjectiveFunction,
+    ObjectiveInputs,
+    checked_objective,
+    is_zero_without_advantage,
+)
 from rljob.trainer.algorithms.token_selection import SelectionInputs, selection_of
 from rljob.trainer.select_tokens import log_ratio_before, selected_tokens
 
@@ -143,7 +149,7 @@ def _evaluate(
         mask_BK[b, own] = True
     logprobs_BK = rows("logprobs_T").requires_grad_()
     needed = needs(algorithm)
-    objective = function(
+    returned = function(
         ObjectiveInputs(
             logprobs_BK=logprobs_BK.where(mask_BK, 0.0),
             old=rows("old_T") if needed.old else None,
@@ -159,7 +165,8 @@ def _evaluate(
             selected=rows("selected_T", torch.bool) if selection_of(function) else None,
         )
     )
-    objective.check(mask_BK)
+    with naming(algorithm, "objective"):
+        objective = checked_objective(returned, mask_BK)
     objective.values_BK.where(mask_BK, 0.0).sum().backward()
     assert logprobs_BK.grad is not None
     values, gradients = objective.values_BK.detach().numpy(), logprobs_BK.grad.numpy()

@@ -5,16 +5,20 @@ Shapes: T the model's tokens of a sample, in order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
 
 from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_presets import fill
+from rljob.api.errors import ManifestError, sentences
 from rljob.trainer.process_group import World
 
 Floats = NDArray[np.float64]
@@ -55,11 +59,28 @@ def resolved(fields: Mapping[str, Any]) -> Algorithm:
     """Return ``spec.algorithm`` with the values of its preset.
 
     Raises:
-        ValueError: a field is unknown or has a wrong value.
+        ManifestError: a field is unknown or has a wrong value.
     """
-    algorithm = Algorithm.model_validate(dict(fields))
+    try:
+        algorithm = Algorithm.model_validate(dict(fields))
+    except ValidationError as error:
+        raise ManifestError([f"spec.algorithm.{line}" for line in sentences(error, Algorithm)]) from None
     fill(algorithm)
     return algorithm
+
+
+@contextmanager
+def naming(algorithm: Algorithm, field: str) -> Iterator[None]:
+    """Begin the message of a ValueError with a field of ``spec.algorithm`` and the function that it names.
+
+    Args:
+        algorithm: resolved.
+        field: of the function.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"spec.algorithm.{to_camel(field)}: {getattr(algorithm, field)}: {error}") from error
 
 
 def random_samples(seed: int) -> list[ReferenceSample]:

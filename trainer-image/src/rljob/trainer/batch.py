@@ -21,6 +21,7 @@ from rljob.protocol.batch_samples import BatchSample
 from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.algorithms.aggregation import Aggregation
 from rljob.trainer.algorithms.needs import failure, load_function
+from rljob.trainer.algorithms.returned_values import numbers_of
 from rljob.trainer.algorithms.sample_weights import sample_weights
 from rljob.trainer.batch_plan import BatchPlan, BatchSequence
 from rljob.trainer.process_group import World
@@ -143,10 +144,11 @@ def _weights(
     try:
         for minibatch in minibatches:
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # checked below
-                found = np.asarray(aggregation(tokens_N[minibatch], limits_N[minibatch]))
-                if found.shape != (len(minibatch),):
-                    raise ValueError(f"it returned an array of shape {found.shape} for {len(minibatch)} samples")
+                returned, size = aggregation(tokens_N[minibatch], limits_N[minibatch]), len(minibatch)
+                found = numbers_of(returned, size, f"{size} samples")
                 weights_N[minibatch] = np.where(tokens_N[minibatch] > 0, found * factors_N[minibatch], 0)
+            if (weights_N < 0).any():
+                raise ValueError("it returned a weight below 0; the weight of each sample must be at least 0")
             if not np.isfinite(weights_N).all():
                 raise ValueError("it returned nan or an infinite number in float32")
     except Exception as error:  # noqa: BLE001 a user's aggregation may raise anything: the run ends

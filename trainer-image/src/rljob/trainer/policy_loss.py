@@ -16,8 +16,8 @@ from rljob.api.algorithm_presets import corrects, penalizes_rewards
 from rljob.trainer.algorithms.aggregation import masked_sum
 from rljob.trainer.algorithms.corrections.base import Correction, CorrectionInputs, correction_weights
 from rljob.trainer.algorithms.kl_estimators import KlEstimator, check_estimate
-from rljob.trainer.algorithms.needs import failure, load_function
-from rljob.trainer.algorithms.objectives.base import ObjectiveFunction, ObjectiveInputs
+from rljob.trainer.algorithms.needs import failure, load_function, refused
+from rljob.trainer.algorithms.objectives.base import ObjectiveFunction, ObjectiveInputs, checked_objective
 from rljob.trainer.backends.base import Output
 from rljob.trainer.batch import MicrobatchInputs
 from rljob.trainer.errors import UnrecoverableError
@@ -28,8 +28,8 @@ class PolicyLoss:
     """Loss of the policy over a minibatch, called once per microbatch; its tokens are counted in ``statistics``.
 
     If an objective fails on one rank, the other ranks still wait in the collectives of the backward pass. From then on
-    the loss is 0, with a gradient of 0, and the rank takes part until the end of the minibatch. ``error`` holds the
-    failure.
+    the loss is 0, with a gradient of 0, and the rank takes part until the end of the minibatch. :meth:`error` returns
+    the failure.
 
     Args:
         minibatch: microbatches with advantages.
@@ -59,15 +59,30 @@ class PolicyLoss:
         in_loss = algorithm.kl_coefficient is not None and not penalizes_rewards(algorithm)
         self._kl: KlEstimator | None = load_function(algorithm, "kl_estimator") if in_loss else None
         self._field = "objective"  # of the function that runs
-        self.error: UnrecoverableError | None = None
+        self._error: UnrecoverableError | None = None
+        self._negative: Tensor | None = None  # tokens with a weight below 0, counted on the device
+
+    @property
+    def error(self) -> UnrecoverableError | None:
+        """Failure of a function of the algorithm, or None.
+
+        With a correction it waits for the device: read it once per minibatch, before the update, which waits too.
+        """
+        if self._error is None and self._negative is not None and (count := int(self._negative)):
+            self._error = refused(
+                self._algorithm,
+                "correction",
+                f"returned a weight below 0 at {count} tokens, which reverses their gradient; return at least 0",
+            )
+        return self._error
 
     def __call__(self, i: int, output: Output) -> Tensor:
         """Return the share of microbatch ``i`` in the loss: a scalar that depends on the log-probabilities."""
-        if self.error is None:
+        if self._error is None:
             try:
                 return self._share(i, output)
             except Exception as error:  # noqa: BLE001 a user's function may raise anything: the run ends
-                self.error = failure(self._algorithm, self._field, error)
+                self._error = failure(self._algorithm, self._field, error)
         return output.logprobs_BK.where(torch.zeros_like(self._minibatch[i].tokens.mask_BK), 0.0).sum()
 
     def _share(self, i: int, output: Output) -> Tensor:
@@ -80,7 +95,7 @@ class PolicyLoss:
         frozen = {role: passes[i].where(tokens.mask_BK, 0.0) for role, passes in self._frozen.items()}
         entropy_BK = None if output.entropy_BK is None else output.entropy_BK.where(tokens.mask_BK, 0.0)
         self._field = "objective"
-        objective = self._objective(
+        returned = self._objective(
             ObjectiveInputs(
                 logprobs_BK=logprobs_BK,
                 old=old_BK,
@@ -96,7 +111,7 @@ class PolicyLoss:
                 selected=inputs.selected_BK,
             )
         )
-        objective.check(tokens.mask_BK)
+        objective = checked_objective(returned, tokens.mask_BK)
         values_BK, weights_BK = objective.values_BK, None
         if self._kl is not None:
             values_BK = values_BK - self._penalty(logprobs_BK, frozen["reference"])
@@ -130,7 +145,7 @@ class PolicyLoss:
     def _weights(self, current_BK: Tensor, old_BK: Tensor, inputs: MicrobatchInputs) -> Tensor:
         self._field = "correction"
         assert self._correction is not None
-        return correction_weights(
+        weights_BK = correction_weights(
             self._correction,
             CorrectionInputs(
                 old_BK=old_BK,
@@ -143,3 +158,6 @@ class PolicyLoss:
                 algorithm=self._algorithm,
             ),
         )
+        negative = (weights_BK < 0).sum()
+        self._negative = negative if self._negative is None else self._negative + negative
+        return weights_BK

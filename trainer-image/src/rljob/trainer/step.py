@@ -24,6 +24,7 @@ from rljob.protocol.batch_samples import BatchSample
 from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
 from rljob.trainer.algorithms.needs import failure, load_function, needs
+from rljob.trainer.algorithms.returned_values import numbers_of_rows
 from rljob.trainer.algorithms.stabilizers import shape_rewards, shape_tokens, stabilize
 from rljob.trainer.backends.base import Backend, Critic, FrozenModel, Loss, OptimizerUpdate, Output
 from rljob.trainer.batch import Batch, Microbatch, MicrobatchInputs, Row, at_targets, lay_out, task_names
@@ -219,7 +220,8 @@ def set_advantages(
     try:
         masks = {i: row.mask_L for i, row in batch.rows.items()}
         added = teacher_terms(scores, algorithm) if algorithm.teachers else None
-        stable = stabilize(estimator(inputs), masks, batch.train.samples, algorithm, world, added)
+        found = numbers_of_rows(estimator(inputs), {i: len(mask_L) for i, mask_L in masks.items()})
+        stable = stabilize(found, masks, batch.train.samples, algorithm, world, added)
         advantages = _checked(stable, batch.rows)
         for minibatch in batch.minibatches:
             for microbatch in minibatch:
@@ -238,8 +240,6 @@ def _checked(advantages: Mapping[int, NDArray[np.float64]], rows: Mapping[int, R
     """Return the advantages as float32 (L,), checked to be finite at the model's tokens."""
     checked = {}
     for i, row in rows.items():
-        if np.shape(advantages[i]) != row.mask_L.shape:
-            raise ValueError(f"it returned an array of shape {np.shape(advantages[i])} for {len(row.mask_L)} tokens")
         with np.errstate(over="ignore", invalid="ignore"):  # checked below, at the model's tokens
             checked[i] = np.asarray(advantages[i]).astype(np.float32)
         if not np.isfinite(checked[i][row.mask_L]).all():

@@ -102,10 +102,19 @@ def failure(algorithm: Algorithm, field: str, error: Exception) -> Unrecoverable
         field: a key of ``FUNCTIONS``.
         error: the exception that is being handled.
     """
-    name = getattr(algorithm, field)
-    path = f"spec.algorithm.{to_camel(field)}"
-    log.exception("%s failed", path)
-    return UnrecoverableError(f"{path}: {name} failed: {type(error).__name__}: {error}")
+    log.exception("spec.algorithm.%s failed", to_camel(field))
+    return refused(algorithm, field, f"failed: {type(error).__name__}: {error}")
+
+
+def refused(algorithm: Algorithm, field: str, problem: str) -> UnrecoverableError:
+    """Return the error that ends the run because of a function.
+
+    Args:
+        algorithm: resolved.
+        field: a key of ``FUNCTIONS``.
+        problem: rest of the sentence that begins with the field and the name of the function.
+    """
+    return UnrecoverableError(f"spec.algorithm.{to_camel(field)}: {getattr(algorithm, field)} {problem}")
 
 
 def needs(algorithm: Algorithm) -> Needs:

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from rljob.api.algorithm import Algorithm
 from rljob.protocol.batch_samples import BatchSample
+from rljob.trainer.algorithms.returned_values import numbers_of
 
 if TYPE_CHECKING:  # a module of estimators loads without torch, as in the preflight
     from rljob.trainer.batch import Row
@@ -90,9 +91,7 @@ def per_batch(function: Callable[[AdvantageInputs], Floats]) -> Estimator:
 
     @functools.wraps(function)
     def estimate(inputs: AdvantageInputs) -> dict[int, Floats]:
-        advantages_N = np.asarray(function(inputs), dtype=np.float64)
-        if advantages_N.shape != (len(inputs.samples),):
-            raise ValueError(f"it returned an array of shape {advantages_N.shape} for {len(inputs.samples)} samples")
+        advantages_N = numbers_of(function(inputs), len(inputs.samples), f"{len(inputs.samples)} samples")
         return {i: np.full(len(row.mask_L), advantages_N[i]) for i, row in inputs.rows.items()}
 
     return estimate
@@ -131,14 +130,11 @@ class ScalarEstimator:
         """Return the advantage of each sample of a batch (N,).
 
         Raises:
-            ValueError: the function returned an array of another shape.
+            ValueError: the function returned no numbers, or an array of another shape.
         """
         baselines_N = np.asarray([np.nan if s.baseline is None else s.baseline for s in samples], dtype=np.float64)
         scalars = Scalars(rewards_of(samples), lengths_of(samples), group_numbers(samples), baselines_N)
-        advantages_N = np.asarray(self._function(scalars), dtype=np.float64)
-        if advantages_N.shape != (len(samples),):
-            raise ValueError(f"it returned an array of shape {advantages_N.shape} for {len(samples)} samples")
-        return advantages_N
+        return numbers_of(self._function(scalars), len(samples), f"{len(samples)} samples")
 
 
 def from_scalars(function: Callable[[Scalars], Floats]) -> ScalarEstimator:
@@ -160,10 +156,8 @@ def per_group(function: Callable[[Floats], Floats]) -> ScalarEstimator:
     def of_batch(scalars: Scalars) -> Floats:
         advantages_N = np.empty_like(scalars.rewards_N)
         for members in scalars.by_group():
-            advantages_G = np.asarray(function(scalars.rewards_N[members]))
-            if advantages_G.shape != members.shape:
-                raise ValueError(f"it returned an array of shape {advantages_G.shape} for a group of {len(members)}")
-            advantages_N[members] = advantages_G
+            returned, size = function(scalars.rewards_N[members]), len(members)
+            advantages_N[members] = numbers_of(returned, size, f"a group of {size}")
         return advantages_N
 
     return ScalarEstimator(of_batch)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from rljob.api.algorithm import Algorithm
+from rljob.trainer.algorithms.returned_values import kind_of
 from rljob.trainer.algorithms.token_sums import sample_means, sample_sums, turn_sums
 
 MAX_LOG_WEIGHT = 20.0
@@ -65,9 +66,11 @@ def correction_weights(correction: Correction, inputs: CorrectionInputs) -> Tens
     """Return the weight of each token (B, K); 0 where a mask of ``spec.algorithm`` applies or no token is.
 
     Raises:
-        ValueError: the correction returned another shape.
+        ValueError: the correction returned no tensor, or one of another shape.
     """
-    weights_BK = correction(inputs)
+    weights_BK: object = correction(inputs)
+    if not isinstance(weights_BK, Tensor):
+        raise ValueError(f"it returned {kind_of(weights_BK)}; it must return a tensor of weights of shape (B, K)")
     if weights_BK.shape != inputs.mask_BK.shape:
         raise ValueError(f"it returned weights of shape {tuple(weights_BK.shape)} for {tuple(inputs.mask_BK.shape)}")
     return weights_BK.where(inputs.mask_BK & _kept(inputs), 0.0)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rljob.api.algorithm import Algorithm
+from rljob.trainer.algorithms.returned_values import kind_of
 
 MAX_LOG_RATIO = 20.0  # e^20 is finite in float32 with room for sums
 
@@ -92,7 +93,7 @@ class Objective:
     clipped_BK: Tensor  # bool, without gradient
 
     def check(self, mask_BK: Tensor) -> None:
-        """Check shapes and types.
+        """Check types and shapes.
 
         Args:
             mask_BK: of the inputs.
@@ -101,13 +102,35 @@ class Objective:
             ValueError: a tensor has another shape or type, or the values have no gradient.
         """
         for name in ("values_BK", "ratio_BK", "clipped_BK"):
-            returned, expected = tuple(getattr(self, name).shape), tuple(mask_BK.shape)
+            value: object = getattr(self, name)
+            if not isinstance(value, Tensor):
+                raise ValueError(f"it returned {name} of type {kind_of(value)}; it must be a tensor of shape (B, K)")
+            returned, expected = tuple(value.shape), tuple(mask_BK.shape)
             if returned != expected:
                 raise ValueError(f"it returned {name} of shape {returned} for tokens of shape {expected}")
         if self.clipped_BK.dtype != torch.bool:
             raise ValueError(f"it returned clipped_BK of type {self.clipped_BK.dtype}; it must be bool")
         if not self.values_BK.requires_grad:
             raise ValueError("it returned values_BK without a gradient; they must depend on logprobs_BK")
+
+
+def checked_objective(returned: object, mask_BK: Tensor) -> Objective:
+    """Return what an objective returned.
+
+    Args:
+        returned: by the function.
+        mask_BK: of its inputs.
+
+    Raises:
+        ValueError: it is no :class:`Objective`, or one of its tensors is wrong.
+    """
+    if not isinstance(returned, Objective):
+        raise ValueError(
+            f"it returned {kind_of(returned)}; it must return Objective(values_BK, ratio_BK, clipped_BK) of "
+            "rljob.trainer.algorithms.objectives.base"
+        )
+    returned.check(mask_BK)
+    return returned
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
