@@ -20,6 +20,7 @@ from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.process_group import World
 from rljob.trainer.step import StepResult
+from rljob.trainer.step_checks import StepChecks
 
 OF_THE_MACHINE = {"seconds", "seconds_pull", "tokens_per_second", "memory_peak_bytes"}
 ALGORITHMS = """
@@ -141,6 +142,18 @@ def lost_on_rank_1(response_tokens, max_tokens):
 
 
 narrow_ratio, narrow_clipped = column_of("ratio_BK"), column_of("clipped_BK")
+
+
+def nan_at_one_token(inputs):
+    from dataclasses import replace
+
+    values_BK, mask_BK = reinforce(inputs).values_BK, inputs.mask_BK
+    first_BK = (mask_BK.flatten().cumsum(0) == 1).view_as(mask_BK) & mask_BK
+    return replace(reinforce(inputs), values_BK=values_BK * torch.where(first_BK, torch.nan, 1.0))
+
+
+def infinite_kl(logprobs_BK, reference_BK):
+    return (logprobs_BK - reference_BK) / 0
 
 
 def always(value):
@@ -385,6 +398,28 @@ def test_an_algorithm_that_fails_ends_the_run_with_its_name(
     made = job(algorithm={field: f"mine.algorithms:{name}"})
     with pytest.raises(UnrecoverableError, match=rf"spec\.algorithm\.{field}: mine\.algorithms:{name} .*{sentence}"):
         step(world, model_directory, made, batch())
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ({"objective": "mine.algorithms:nan_at_one_token"}, r"objective mine\.algorithms:nan_at_one_token"),
+        (
+            {"klCoefficient": 1, "klEstimator": "mine.algorithms:infinite_kl"},
+            r"klEstimator mine\.algorithms:infinite_kl",
+        ),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_named_when_skipped_updates_end_the_run(
+    package, model_directory, world, job, batch, fields, cause
+):
+    made = job(algorithm=fields, trainer={"optimizer": {"maxSkippedUpdates": 1}})
+    backend, (train, tokens) = FsdpBackend(model_directory, made.spec.trainer, world), batch()
+    frozen = {"reference": backend.load_frozen(model_directory)} if "klCoefficient" in fields else None
+    sentence = rf"now nan, because spec\.algorithm\.{cause} was nan or infinite at \d+ tokens; lower"
+    with pytest.raises(UnrecoverableError, match=sentence):
+        checks = StepChecks.of(made.spec)
+        apply(world, backend, made.spec.algorithm, train, tokens, 60, checks=checks, frozen=frozen)
 
 
 def failure(world: World, source: Path, job: RLJob, batch) -> str:

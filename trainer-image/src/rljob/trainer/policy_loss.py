@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from pydantic.alias_generators import to_camel
 from torch import Tensor
 
 from rljob.api.algorithm import Algorithm
@@ -22,6 +23,7 @@ from rljob.trainer.backends.base import Output
 from rljob.trainer.batch import MicrobatchInputs
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.metrics import TokenStatistics
+from rljob.trainer.process_group import World
 
 
 class PolicyLoss:
@@ -61,6 +63,7 @@ class PolicyLoss:
         self._field = "objective"  # of the function that runs
         self._error: UnrecoverableError | None = None
         self._negative: Tensor | None = None  # tokens with a weight below 0, counted on the device
+        self._not_finite: dict[str, Tensor] = {}  # field → tokens where only the function is not finite, on the device
 
     @property
     def error(self) -> UnrecoverableError | None:
@@ -75,6 +78,18 @@ class PolicyLoss:
                 f"returned a weight below 0 at {count} tokens, which reverses their gradient; return at least 0",
             )
         return self._error
+
+    def not_finite(self, world: World) -> str:
+        """Return which functions were nan or infinite at tokens with finite log-probabilities; empty if none was.
+
+        All ranks take part. It waits for the device, so it is for the cause of an update that was skipped.
+        """
+        counts = {field: int(world.sum_over_data(count.clone())) for field, count in self._not_finite.items()}
+        return " and ".join(
+            f"spec.algorithm.{to_camel(field)} {getattr(self._algorithm, field)} was nan or infinite at {count} tokens"
+            for field, count in counts.items()
+            if count
+        )
 
     def __call__(self, i: int, output: Output) -> Tensor:
         """Return the share of microbatch ``i`` in the loss: a scalar that depends on the log-probabilities."""
@@ -112,9 +127,12 @@ class PolicyLoss:
             )
         )
         objective = checked_objective(returned, tokens.mask_BK)
+        self._count("objective", objective.values_BK, tokens.mask_BK, logprobs_BK, tokens.behavior_BK)
         values_BK, weights_BK = objective.values_BK, None
         if self._kl is not None:
-            values_BK = values_BK - self._penalty(logprobs_BK, frozen["reference"])
+            kl_BK = self._penalty(logprobs_BK, frozen["reference"])
+            self._count("kl_estimator", kl_BK, tokens.mask_BK, logprobs_BK, frozen["reference"])
+            values_BK = values_BK - kl_BK
         if self._correction is not None:
             assert old_BK is not None, "score() computes them for a correction"
             weights_BK = self._weights(logprobs_BK.detach(), old_BK, inputs)
@@ -133,6 +151,14 @@ class PolicyLoss:
         for role, frozen_BK in frozen.items():
             self._statistics.add_kl(role, logprobs_BK.detach() - frozen_BK, tokens.mask_BK & ~frozen_BK.isnan())
         return share
+
+    @torch.no_grad()
+    def _count(self, field: str, values_BK: Tensor, mask_BK: Tensor, *given_BK: Tensor) -> None:
+        """Count the tokens at which a function's values are not finite, though the log-probabilities given are."""
+        wrong_BK = mask_BK & ~values_BK.isfinite()
+        for logprobs_BK in given_BK:
+            wrong_BK &= logprobs_BK.isfinite()
+        self._not_finite[field] = self._not_finite.get(field, torch.zeros_like(wrong_BK.sum())) + wrong_BK.sum()
 
     def _penalty(self, logprobs_BK: Tensor, reference_BK: Tensor) -> Tensor:
         """Return β·KL of each token (B, K), with the gradient of the log-probabilities."""

@@ -131,7 +131,8 @@ def apply_batch(
             checks.compare(mismatch, train.step, first)
         if not warms_up:
             updates.append(backend.update(train.step))
-            checks.count_update(updates[-1], train.step, number)
+            cause = loss.not_finite(world) if updates[-1].skipped else ""
+            checks.count_update(updates[-1], train.step, number, cause=cause)
     if len(batch.minibatches) > 1:  # those whose log-probabilities before the batch are known
         checks.compare(statistics.current_mismatch(world), train.step, first=False)
     metrics |= statistics.metrics(world, len(batch.minibatches)) | advantage_metrics(advantages_N)

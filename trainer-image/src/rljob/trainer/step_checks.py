@@ -41,8 +41,10 @@ class StepChecks:
             return cls(tolerance, math.inf, BFLOAT16_TOKENS, spec.trainer)
         return cls(tolerance, tolerance.largest, settings=spec.trainer)
 
-    def count_update(self, update: OptimizerUpdate, step: int, minibatch: int, optimizer: str = "optimizer") -> None:
-        """Count an update by ``spec.trainer.optimizer``, or by ``criticOptimizer``.
+    def count_update(
+        self, update: OptimizerUpdate, step: int, minibatch: int, optimizer: str = "optimizer", cause: str = ""
+    ) -> None:
+        """Count an update by ``spec.trainer.optimizer``, or by ``criticOptimizer``. ``cause``: of a skipped update.
 
         One batch with an extreme token is no reason to end a run; weights that give no finite gradient any more are.
 
@@ -57,12 +59,16 @@ class StepChecks:
         assert settings is not None, "resolve() sets it"
         skipped = self.skipped_in_a_row[optimizer] = self.skipped_in_a_row.get(optimizer, 0) + 1
         whose = " of the critic" if of_critic else ""
-        log.warning("step %d: update %d%s was skipped: the gradient norm is %g", step, minibatch, whose, update.norm)
+        because = f", because {cause}" if cause else ""
+        log.warning(
+            "step %d: update %d%s was skipped: the gradient norm is %g%s", step, minibatch, whose, update.norm, because
+        )
         if skipped >= settings.max_skipped_updates:
             path = f"spec.trainer.{optimizer}"
             raise UnrecoverableError(
                 f"the gradient norm{whose} was not finite in {skipped} updates in a row ({path}.maxSkippedUpdates), "
-                f"now {update.norm:g}; lower {path}.learningRate, check the rewards, or raise maxSkippedUpdates"
+                f"now {update.norm:g}{because}; lower {path}.learningRate, check the rewards, or raise "
+                "maxSkippedUpdates"
             )
 
     def compare(self, mismatch: Mismatch, version: int, first: bool) -> None:
