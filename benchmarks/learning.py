@@ -36,8 +36,9 @@ from benchmarks.learning_training import MINIBATCHES, PROBLEMS, STEPS, change, l
 from benchmarks.report import report, target
 from rljob.api.algorithm import Algorithm
 from rljob.api.algorithm_functions import FUNCTIONS
-from rljob.api.algorithm_presets import POLICY, PRESETS, fill, frozen_models
+from rljob.api.algorithm_presets import POLICY, PRESETS, fill, frozen_models, model_pools
 from rljob.api.load import load
+from rljob.trainer.preflight import reference_problems
 
 TIMEOUT_SECONDS = 12 * 3600.0
 SEED = 1
@@ -60,28 +61,51 @@ def algorithms(text: str) -> dict[str, Algorithm]:
     """Return the algorithm of each comma-separated preset or manifest, with MINIBATCHES updates unless it sets them.
 
     Raises:
-        argparse.ArgumentTypeError: there is no such preset or manifest.
+        argparse.ArgumentTypeError: there is no such preset or manifest, it cannot be trained, or two cells have one
+            name.
     """
-    found = {}
-    for name in text.split(","):
-        if name in TRAINED:
-            found[name] = Algorithm.model_validate({"preset": name, **CHANGES.get(name, {})})
-        elif Path(name).exists():
-            try:
-                job = load(Path(name))
-            except ValueError as error:
-                raise argparse.ArgumentTypeError(str(error)) from None
-            found[job.metadata.name] = job.spec.algorithm
-            if others := set(frozen_models(job.spec.algorithm).values()) - {POLICY}:
-                raise argparse.ArgumentTypeError(f"{name} needs {min(others)}, and this benchmark has the policy only")
+    found: dict[str, Algorithm] = {}
+    for given in text.split(","):
+        if given in TRAINED:
+            name, algorithm = given, Algorithm.model_validate({"preset": given, **CHANGES.get(given, {})})
+        elif given in NOT_TRAINED:
+            raise argparse.ArgumentTypeError(f"{given} is no cell: it {NOT_TRAINED[given]}; leave it out")
+        elif Path(given).exists():
+            name, algorithm = of_manifest(Path(given))
         else:
             known = ", ".join(TRAINED)
-            raise argparse.ArgumentTypeError(f"{name!r} is neither a manifest nor a preset; presets are {known}")
-    for algorithm in found.values():
+            raise argparse.ArgumentTypeError(f"{given!r} is neither a manifest nor a preset; presets are {known}")
+        if name in found:
+            raise argparse.ArgumentTypeError(
+                f"{given}: another cell is named {name} too; remove one of them, or change metadata.name of a manifest"
+            )
         if algorithm.minibatches is None:
             algorithm.minibatches = MINIBATCHES
         fill(algorithm)
+        found[name] = algorithm
     return found
+
+
+def of_manifest(path: Path) -> tuple[str, Algorithm]:
+    """Return name and algorithm of a manifest.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not valid, has the name of a preset, or a function that cannot be imported, or
+            needs another model than the policy.
+    """
+    try:
+        job = load(path)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    name, algorithm = job.metadata.name, job.spec.algorithm
+    if name in PRESETS:
+        raise argparse.ArgumentTypeError(f"{path}: metadata.name {name} is that of a preset; change it")
+    for problem in reference_problems(job.spec):
+        if problem.startswith("spec.algorithm."):  # the backend of this benchmark is its own
+            raise argparse.ArgumentTypeError(f"{path}: {problem}; the working directory is {Path.cwd()}")
+    if others := {*frozen_models(algorithm).values(), *model_pools(algorithm).values()} - {POLICY}:
+        raise argparse.ArgumentTypeError(f"{path} needs {min(others)}, and this benchmark has the policy only")
+    return name, algorithm
 
 
 def seeds(text: str) -> list[int]:

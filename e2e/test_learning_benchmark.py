@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,52 @@ def test_cells_are_presets_and_algorithms_of_manifests():
         learning.algorithms("ppo2")
     with pytest.raises(argparse.ArgumentTypeError, match="two seeds"):
         learning.seeds("1")
+
+
+def manifest(path: Path, name: str, objective: str = "gpg") -> Path:
+    text = Path("examples/own_objective.yaml").read_text()
+    text = text.replace("name: own-objective", f"name: {name}").replace("examples.objectives.spo:spo", objective)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("objective", "sentence"),
+    [
+        (
+            "nowhere.objectives:spo",
+            r"spec\.algorithm\.objective: module nowhere\.objectives cannot be imported .*working",
+        ),
+        (
+            "examples.objectives.spo:absent",
+            r"spec\.algorithm\.objective: module examples\.objectives\.spo has no attribute",
+        ),
+    ],
+)
+def test_a_manifest_whose_function_cannot_be_imported_is_no_cell(tmp_path, objective, sentence):
+    made = manifest(tmp_path / "job.yaml", "mine", objective)
+    with pytest.raises(argparse.ArgumentTypeError, match=sentence) as raised:
+        learning.algorithms(f"grpo,{made}")
+    assert str(raised.value).startswith(str(made)) and "\n" not in str(raised.value)
+
+
+def test_two_cells_of_one_name_are_refused(tmp_path):
+    first, second = (manifest(tmp_path / f"{name}.yaml", "mine") for name in ("first", "second"))
+    assert [*learning.algorithms(f"grpo,{first}")] == ["grpo", "mine"]
+    with pytest.raises(argparse.ArgumentTypeError, match=rf"^{second}: another cell is named mine too; remove one"):
+        learning.algorithms(f"grpo,{first},{second}")
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^gspo: another cell is named gspo too"):
+        learning.algorithms("gspo,gspo")
+    of_preset = manifest(tmp_path / "grpo.yaml", "grpo")
+    with pytest.raises(argparse.ArgumentTypeError, match=r"metadata\.name grpo is that of a preset; change it"):
+        learning.algorithms(str(of_preset))
+
+
+def test_a_preset_that_is_not_trained_is_refused_with_its_reason():
+    with pytest.raises(
+        argparse.ArgumentTypeError, match=r"^gigpo is no cell: it needs an environment, and without states"
+    ):
+        learning.algorithms("grpo,gigpo")
 
 
 def test_differences_of_the_grid_are_of_pairs():
