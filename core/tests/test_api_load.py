@@ -260,6 +260,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path):
         ("spec.initializer.command=[a, b]", ("spec", "initializer", "command"), ["a", "b"]),
         ("spec.initializer.command[1]=c", ("spec", "initializer", "command", 1), "c"),
         ("spec.evaluation=null", ("spec", "evaluation"), None),
+        ("spec.evaluation.passAt[0]=1", ("spec", "evaluation", "passAt"), [1]),
     ],
 )
 def test_an_override_sets_one_value(manifest, entry, path, value):
@@ -269,6 +270,15 @@ def test_an_override_sets_one_value(manifest, entry, path, value):
         here = here[step]
     assert here == value
     validate(manifest)
+
+
+def test_overrides_make_the_first_entry_of_a_missing_list(manifest):
+    for entry in ("spec.algorithm.teachers[0].model=x", "spec.algorithm.teachers[0].weight=2"):
+        override(manifest, entry)
+    override(manifest, "spec.environments=[]")
+    override(manifest, "spec.environments[0].name=lake")
+    assert manifest["spec"]["algorithm"] == {"teachers": [{"model": "x", "weight": 2}]}
+    assert manifest["spec"]["environments"] == [{"name": "lake"}]
 
 
 @pytest.mark.parametrize(
@@ -284,6 +294,14 @@ def test_an_override_sets_one_value(manifest, entry, path, value):
         ("spec.tasks[1].weight=2", "--set spec.tasks[1].weight=2: spec.tasks: has no entry [1]; there are 1: sums"),
         ("spec.tasks.weight=2", "--set spec.tasks.weight=2: spec.tasks: is a list; choose an entry by index or name"),
         ("spec[training]=2", "--set spec[training]=2: spec: is a mapping; write .training"),
+        (
+            "spec.algorithm.teachers[1].model=a",
+            "--set spec.algorithm.teachers[1].model=a: spec.algorithm.teachers: has no entry [1]; there are 0",
+        ),
+        (
+            "spec.algorithm.teachers[big].model=a",
+            "--set spec.algorithm.teachers[big].model=a: spec.algorithm.teachers: is not set; write .big for its field",
+        ),
         ("kind.x=2", "--set kind.x=2: kind: is a single value and has no x"),
         ("spec.seed=[1", "--set spec.seed=[1: line 1, column 3: while parsing a flow sequence"),
     ],

@@ -83,7 +83,8 @@ def override(data: dict[str, Any], entry: str) -> None:
     Args:
         data: the manifest from :func:`read_yaml`.
         entry: ``PATH=VALUE``. An entry of a list is chosen by index or by name: ``spec.tasks[0].weight=2`` or
-            ``spec.tasks[sums].weight=2``. VALUE is YAML. Missing mappings on the path are created.
+            ``spec.tasks[sums].weight=2``. VALUE is YAML. Missing mappings on the path are created, and so is a
+            missing or empty list by its first entry: ``spec.algorithm.teachers[0].model=big``.
 
     Raises:
         ManifestError: the path or the value is invalid. The manifest itself is validated later.
@@ -103,13 +104,22 @@ def override(data: dict[str, Any], entry: str) -> None:
         if i == len(steps) - 1:
             here[key] = value
             return
-        if isinstance(here, dict) and here.get(key) is None:
-            here[key] = {}
+        if here[key] is None if isinstance(here, list) else here.get(key) is None:
+            here[key] = _container(steps[i + 1], f"--set {entry}: {_path_text(steps[: i + 1])}")
         here = here[key]
 
 
 _Step = tuple[str, bool]
 """Text of one step of a path, and whether the step is in brackets."""
+_FIRST: _Step = ("0", True)
+
+
+def _container(step: _Step, where: str) -> Any:
+    """Return what a missing value becomes that ``step`` enters. ``where`` begins the message of an error."""
+    text, bracketed = step
+    if bracketed and not text.isdecimal():
+        raise ManifestError([f"{where}: is not set; write .{text} for its field, or [0] for its first entry"])
+    return [] if bracketed else {}
 
 
 def _parse_path(path: str) -> list[_Step]:
@@ -131,6 +141,9 @@ def _key(here: Any, step: _Step, where: str) -> Any:
     """Return the key or index of ``step`` in ``here``. ``where`` begins the message of an error."""
     text, bracketed = step
     if bracketed and isinstance(here, list):
+        if not here and step == _FIRST:
+            here.append(None)
+            return 0
         names = [entry.get("name") if isinstance(entry, dict) else None for entry in here]
         if text in names:
             return names.index(text)
