@@ -241,6 +241,57 @@ GOOD = [
     Case("the longest name", (f"metadata.name={'a' * 63}",), ""),
     Case("centered rewards that are clipped", ("spec.algorithm={rewardMean: batch, rewardClip: 1}",), ""),
     Case("centered rewards whose sign counts", ("spec.algorithm={objective: topr, rewardMean: batch}",), ""),
+    Case(
+        "centered rewards of discounted returns",
+        ("spec.algorithm={advantage: reinforce_pp, rewardMean: batch, discount: 0.9}",),
+        "",
+    ),
+    Case("rewards of Lite PPO centered by group", ("spec.algorithm={advantage: lite_ppo, rewardMean: group}",), ""),
+    Case(
+        "rewards of Lite PPO scaled by group",
+        ("spec.algorithm={advantage: lite_ppo, rewardMean: batch, rewardStd: group}",),
+        "",
+    ),
+    Case(
+        "scaled rewards beside a punishment",
+        ("spec.algorithm={advantage: lite_ppo, rewardStd: batch, overlongBuffer: 9}",),
+        "",
+    ),
+    Case(
+        "scaled rewards of several turns",
+        (*_ACTING, "spec.algorithm={advantage: reinforce_pp, rewardStd: batch}"),
+        "",
+    ),
+    Case("whitened advantages of Lite PPO", ("spec.algorithm={advantage: lite_ppo, whitenAdvantages: true}",), ""),
+    Case("advantages that are whitened once", ("spec.algorithm={preset: reinforce_pp, whitenAdvantages: false}",), ""),
+    Case(
+        "one sample per prompt with a teacher",
+        (_TWO_MODELS, "spec.training.samplesPerPrompt=1", "spec.algorithm={preset: dr_grpo, teachers: [{model: big}]}"),
+        "",
+    ),
+    Case(
+        "one sample per prompt with the likelihood of positive samples",
+        ("spec.training.samplesPerPrompt=1", "spec.algorithm={preset: dr_grpo, positiveCoefficient: 0.1}"),
+        "",
+    ),
+    Case(
+        "distillation of difficult problems without constant groups",
+        (
+            _TWO_MODELS,
+            "spec.algorithm={preset: distillation, teachers: [{model: big}], difficultyExponent: 1, "
+            "groupFilter: nonconstant}",
+        ),
+        "",
+    ),
+    Case("ratio proximal with a correction", ("spec.algorithm={preset: cispo, ratio: proximal, correction: tis}",), ""),
+    Case(
+        "ratio proximal without a correction", ("spec.algorithm={preset: topr, ratio: proximal, correction: none}",), ""
+    ),
+    Case(
+        "ratio proximal of samples that are not stale",
+        ("spec.algorithm={preset: cispo, ratio: proximal}", "spec.training.maxStaleness=0"),
+        "",
+    ),
     Case("scaled rewards beside KL", ("spec.algorithm={rewardStd: batch, klCoefficient: 1, klIn: reward}",), ""),
     Case(
         "distillation of difficult problems by bounded rewards",
@@ -483,6 +534,107 @@ FIELDS = [
         "an evaluation pool without dedicated evaluation",
         ("spec.rollouts=[{name: a}, {name: b, purpose: evaluation}]",),
         "evaluation.engines is not dedicated; set evaluation.engines: dedicated, or purpose: training",
+    ),
+    *(
+        Case(
+            f"ratio proximal with the missing correction of {preset}",
+            (f"spec.algorithm={{preset: {preset}, ratio: proximal}}",),
+            f"algorithm.correction: preset {preset} sets none for its ratio behavior, and with ratio proximal nothing "
+            "corrects stale samples; set tis, or none",
+            "sets none for its ratio behavior, and with ratio proximal nothing corrects stale samples; set tis, or",
+            "CEL messages contain no values",
+        )
+        for preset in ("cispo", "topr")
+    ),
+    *(
+        Case(
+            f"{field} without an effect in {{{fields}}}",
+            (f"spec.algorithm={{{fields}, {field}: {value}}}",),
+            f"algorithm.{field}: {cause}, so it has no effect; remove it, or set rewardClip or another advantage",
+            "",
+            MANY,
+        )
+        for fields, field, value, cause in (
+            (
+                "preset: lite_ppo",
+                "rewardMean",
+                "batch",
+                "lite_ppo subtracts a baseline of the group from rewards, and divides by a deviation of the batch",
+            ),
+            ("preset: lite_ppo", "rewardStd", "running", "lite_ppo divides by the deviation of the batch"),
+            (
+                "preset: reinforce_pp",
+                "rewardMean",
+                "running",
+                "reinforce_pp subtracts the mean of the batch",
+            ),
+            ("preset: reinforce_pp", "rewardStd", "batch", "reinforce_pp divides by the deviation of the batch"),
+            (
+                "preset: reinforce_pp_baseline",
+                "rewardStd",
+                "batch",
+                "reinforce_pp_baseline divides by the deviation of the batch",
+            ),
+            (
+                "advantage: reward, whitenAdvantages: true",
+                "rewardMean",
+                "batch",
+                "whitenAdvantages subtracts the mean of the batch",
+            ),
+            (
+                "preset: dr_grpo, whitenAdvantages: true",
+                "rewardStd",
+                "batch",
+                "whitenAdvantages divides by the deviation of the batch",
+            ),
+        )
+    ),
+    *(
+        Case(
+            f"{preset} whitened twice",
+            (f"spec.algorithm={{preset: {preset}, whitenAdvantages: true}}",),
+            f"algorithm.whitenAdvantages: {preset} is whitened already, so it has no effect; remove it",
+            "is whitened already, so it has no effect; remove it",
+            "CEL messages contain no values",
+        )
+        for preset in ("reinforce_pp", "reinforce_pp_baseline")
+    ),
+    Case(
+        "distillation without constant groups",
+        (_TWO_MODELS, "spec.algorithm={preset: distillation, teachers: [{model: big}], groupFilter: nonconstant}"),
+        "algorithm.groupFilter: with advantage zero rewards are not used, and groups would be replaced by them; set",
+        "",
+        MANY,
+    ),
+    Case(
+        "distillation without constant groups of a task",
+        (
+            _TWO_MODELS,
+            "spec.algorithm={preset: distillation, teachers: [{model: big}]}",
+            "spec.tasks[0].groupFilter.kind=nonconstant",
+        ),
+        "tasks[0].groupFilter.kind: with advantage zero rewards are not used, and groups would be replaced",
+        "",
+        MANY,
+    ),
+    Case(
+        "a task that a teacher has twice",
+        (_TWO_MODELS, "spec.algorithm.teachers=[{model: big, tasks: [sums, sums]}]"),
+        "algorithm.teachers[0].tasks[1]: 'sums' is named twice; name it once",
+        "Duplicate value",
+        LISTED,
+    ),
+    Case(
+        "one sample per prompt with a teacher of another task",
+        (
+            _TWO_MODELS,
+            _TWO_TASKS,
+            "spec.training.samplesPerPrompt=1",
+            "spec.algorithm={preset: dr_grpo, teachers: [{model: big, tasks: [more]}]}",
+        ),
+        "so nothing is learned from task sums, which no teacher teaches; set at least 2, or another",
+        "",
+        MANY,
     ),
     Case(
         "ratio behavior with the correction of a preset",

@@ -176,7 +176,8 @@ class Algorithm(Model):
     policy, the weights that the run begins with, if `advantage` is `gae`. Name it for an advantage of your own package
     that needs values."""
     critic_warmup_steps: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
-    """First steps in which only the critic is trained, and the weights of the policy stay. Default: 0."""
+    """First steps in which only the critic is trained, and the weights of the policy stay. They count in the schedule
+    of the policy's learning rate. Default: 0."""
     value_lambda: Annotated[float, Field(ge=0, le=1)] | None = None
     """λ of the returns that the critic learns. Default: `gaeLambda`; 1 with `gaeLengthFactor` or another advantage
     than `gae`."""

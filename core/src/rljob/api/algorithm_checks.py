@@ -14,6 +14,7 @@ from rljob.api.algorithm_presets import (
     NEEDS_STATES,
     NEEDS_VALUES,
     POLICY,
+    RATIO_OF_BEHAVIOR,
     READERS,
     ZERO_FOR_ONE_SAMPLE,
     chosen,
@@ -55,17 +56,19 @@ def algorithm_problems(spec: RLJobSpec) -> Iterator[str]:
             "use none, or more samples"
         )
     advantage = chosen(algorithm, "advantage")
-    if samples == 1 and advantage in ZERO_FOR_ONE_SAMPLE:
+    untaught = [task.name for task in spec.tasks if not any(each.teaches(task.name) for each in algorithm.teachers)]
+    if samples == 1 and advantage in ZERO_FOR_ONE_SAMPLE and untaught and algorithm.positive_coefficient is None:
+        where = f" from task {untaught[0]}, which no teacher teaches" if algorithm.teachers else ""
         yield (
             f"training.samplesPerPrompt: 1 makes every advantage of algorithm.advantage {advantage} 0, so nothing is "
-            "learned; set at least 2, or another algorithm.advantage"
+            f"learned{where}; set at least 2, or another algorithm.advantage"
         )
     if advantage in NEEDS_STATES and not any(task.environment or ":" in task.loop for task in spec.tasks):
         yield (
             f"algorithm.advantage: {advantage} compares steps from the same state of an environment, and no task has "
             "states; set tasks[].environment, or a tasks[].loop of your own that calls context.state"
         )
-    yield from _mismatch(algorithm)
+    yield from _mismatch(spec)
     yield from _frozen(spec)
     yield from _pools(spec)
     yield from _critic(spec)
@@ -93,8 +96,15 @@ def algorithm_problems(spec: RLJobSpec) -> Iterator[str]:
             )
 
 
-def _mismatch(algorithm: Algorithm) -> Iterator[str]:
+def _mismatch(spec: RLJobSpec) -> Iterator[str]:
+    algorithm, staleness = spec.algorithm, spec.training.max_staleness
     correction = chosen(algorithm, "correction")
+    changed = algorithm.ratio == "proximal" and algorithm.preset in RATIO_OF_BEHAVIOR
+    if changed and algorithm.correction is None and staleness > 0:
+        yield (
+            f"algorithm.correction: preset {algorithm.preset} sets none for its ratio behavior, and with ratio "
+            "proximal nothing corrects stale samples; set tis, or none if that is intended"
+        )
     if correction != "none" and chosen(algorithm, "ratio") == "behavior":
         yield (
             f"algorithm.correction: {correction} with ratio behavior weights the mismatch between engine and trainer "
@@ -204,9 +214,12 @@ def _teachers(spec: RLJobSpec) -> Iterator[str]:
                 f"{field}.model: policy cannot teach itself; name another model, or set klCoefficient to stay near the "
                 "first weights"
             )
-        for j, name in enumerate(teacher.tasks or []):
+        own = teacher.tasks or []
+        for j, name in enumerate(own):
             if name not in tasks:
                 yield f"{field}.tasks[{j}]: {name!r} is not defined; there are {', '.join(tasks)}; name one of tasks"
+            elif name in own[:j]:
+                yield f"{field}.tasks[{j}]: {name!r} is named twice; name it once"
         for j, other in enumerate(algorithm.teachers[:i]):
             same = (other.model, other.pool) == (teacher.model, teacher.pool)
             if same and any(teacher.teaches(task) and other.teaches(task) for task in tasks):

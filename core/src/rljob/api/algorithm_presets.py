@@ -62,6 +62,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "distillation": GRPO | {"advantage": "zero"},
 }
 """Preset → fields of `algorithm` that differ from ``DEFAULTS``, and the functions."""
+RATIO_OF_BEHAVIOR = tuple(name for name, fields in PRESETS.items() if fields["ratio"] == "behavior")
+"""Presets that have no correction because their ratio contains ρ."""
 
 DEFAULTS: dict[str, Any] = {
     "minibatches": 1,

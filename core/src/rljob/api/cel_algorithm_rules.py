@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from rljob.api.algorithm_presets import NEEDS_STATES, PRESETS, ZERO_FOR_ONE_SAMPLE
+from rljob.api.algorithm_presets import NEEDS_STATES, PRESETS, RATIO_OF_BEHAVIOR, ZERO_FOR_ONE_SAMPLE
 from rljob.api.cel_rule import CelRule
 from rljob.api.extensions import BUILTIN_LOOPS
+from rljob.api.reward_checks import WHITENED
 
 
 def algorithm_rules() -> Iterator[CelRule]:
@@ -53,7 +54,8 @@ def _advantage_rules() -> Iterator[CelRule]:
     advantage = _chosen("advantage", {name: fields["advantage"] for name, fields in PRESETS.items()})
     yield CelRule(
         "spec",
-        f"self.training.samplesPerPrompt > 1 || !({advantage([*ZERO_FOR_ONE_SAMPLE])})",
+        f"self.training.samplesPerPrompt > 1 || !({advantage([*ZERO_FOR_ONE_SAMPLE])}) || "
+        "self.algorithm.teachers.size() > 0 || has(self.algorithm.positiveCoefficient)",
         "1 makes every advantage 0 with this algorithm, so nothing is learned; set at least 2, or another "
         "algorithm.advantage",
         ".training.samplesPerPrompt",
@@ -65,6 +67,12 @@ def _advantage_rules() -> Iterator[CelRule]:
         "it compares steps from the same state of an environment, and no task has states; set tasks[].environment, or "
         "a tasks[].loop of your own that calls context.state",
         ".algorithm.advantage",
+    )
+    yield CelRule(
+        "spec",
+        f"!has(self.algorithm.whitenAdvantages) || !self.algorithm.whitenAdvantages || !({advantage([*WHITENED])})",
+        "the advantage is whitened already, so it has no effect; remove it",
+        ".algorithm.whitenAdvantages",
     )
     for bound in ("difficultyAbove", "difficultyBelow", "difficultyExponent"):
         for field in ("rewardMean", "rewardStd"):
@@ -113,6 +121,14 @@ def _mismatch_rules() -> Iterator[CelRule]:
         f"!({behavior(['behavior'])}) || ({uncorrected(['none'])})",
         "with ratio behavior the mismatch between engine and trainer is weighted twice; set correction: none, or "
         "ratio: proximal",
+        ".algorithm.correction",
+    )
+    yield CelRule(
+        "spec",
+        "!has(self.algorithm.ratio) || self.algorithm.ratio != 'proximal' || has(self.algorithm.correction) || "
+        f"!(self.algorithm.preset in {[*RATIO_OF_BEHAVIOR]}) || self.training.maxStaleness == 0",
+        "the preset sets none for its ratio behavior, and with ratio proximal nothing corrects stale samples; set tis, "
+        "or none if that is intended",
         ".algorithm.correction",
     )
     yield CelRule(

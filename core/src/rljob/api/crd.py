@@ -35,7 +35,7 @@ def definitions() -> dict[str, dict[str, Any]]:
 def rljob() -> dict[str, Any]:
     """Return the CustomResourceDefinition of RLJob."""
     spec = _schema_of(RLJobSpec, defaults=True)
-    for field in ("evaluation.tasks", "evaluation.passAt"):
+    for field in ("evaluation.tasks", "evaluation.passAt", "algorithm.teachers[].tasks"):
         _at(spec, field)["x-kubernetes-list-type"] = "set"
     _add_descriptions(spec, "spec", fields())
     status = _schema_of(RLJobStatus, defaults=False)
