@@ -298,12 +298,9 @@ DECLARED = {
 
 def _declared_needs(algorithm: Algorithm) -> Iterator[str]:
     """Yield one sentence for each function of a user's package; its module is imported, if this process can."""
-    for field in FUNCTIONS:
-        name = getattr(algorithm, field)
-        if name is None or ":" not in name:
-            continue
+    for name in own_functions(algorithm):
         try:
-            declared = getattr(load({}, name, field), "needs", None)  # of @requires in the trainer's package
+            declared = getattr(load({}, name, "spec.algorithm"), "needs", None)  # of @requires in the trainer's package
         except ValueError:
             yield f"the needs of {name}, which cannot be imported here, are those that the code declares"
             continue
