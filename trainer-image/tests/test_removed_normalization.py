@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from rljob.api.algorithm import Algorithm
-from rljob.api.algorithm_presets import fill
 from rljob.api.load import load
 from rljob.api.models import RLJobSpec
 from rljob.api.reward_checks import reward_problems
 from rljob.protocol.batch_samples import BatchSample
 from rljob.protocol.trainer_protocol import EarlierSteps, Train
-from rljob.testing.random_samples import ONE_RANK
+from rljob.testing.random_samples import ONE_RANK, resolved
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs
 from rljob.trainer.algorithms.needs import load_function
 from rljob.trainer.algorithms.stabilizers import shape_rewards, shape_tokens, stabilize
@@ -50,10 +49,8 @@ CASES = (
 """Members of a group, turns of a sample, other changes of rewards."""
 
 
-def resolved(fields: dict[str, Any]) -> Algorithm:
-    made = Algorithm.model_validate({name: value for name, value in fields.items() if value is not None})
-    fill(made)
-    return made
+def given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def rewarded(train: Train, turns: int) -> tuple[Train, dict[int, np.ndarray]]:
@@ -91,10 +88,9 @@ def advantages(train: Train, rewards: dict[int, np.ndarray], algorithm: Algorith
 
 def refused(spec: RLJobSpec, fields: dict[str, Any], members: int, turns: int) -> set[str]:
     """Return which of rewardMean and rewardStd are refused because they have no effect."""
-    given = {name: value for name, value in fields.items() if value is not None}
     task = spec.tasks[0].model_copy(update={"loop": "environment" if turns > 1 else "single_turn"})
     training = spec.training.model_copy(update={"samples_per_prompt": members})
-    changed = {"algorithm": Algorithm.model_validate(given), "tasks": [task], "training": training}
+    changed = {"algorithm": Algorithm.model_validate(given(fields)), "tasks": [task], "training": training}
     problems = [each for each in reward_problems(spec.model_copy(update=changed)) if "so it has no effect" in each]
     return {each.partition(":")[0].removeprefix("algorithm.") for each in problems}
 
@@ -107,7 +103,7 @@ def test_a_normalization_is_refused_where_it_has_no_effect_and_nowhere_else(batc
         train, rewards = rewarded(batch(groups=4, members=members)[0], turns)
         base = {"advantage": name, "whitenAdvantages": whiten} | ADVANTAGES[name] | other
         found = {
-            (mean, std): advantages(train, rewards, resolved(base | {"rewardMean": mean, "rewardStd": std}))
+            (mean, std): advantages(train, rewards, resolved(given(base | {"rewardMean": mean, "rewardStd": std})))
             for mean, std in product(KINDS, KINDS)
         }
         for (mean, std), values in found.items():
@@ -118,5 +114,5 @@ def test_a_normalization_is_refused_where_it_has_no_effect_and_nowhere_else(batc
                     continue
                 same = np.allclose(values, without, rtol=1e-4, atol=1e-5)
                 if (field in named) != same and (members > 1 or not same):
-                    wrong.append((field, {k: v for k, v in fields.items() if v}, members, turns, same))
+                    wrong.append((field, given(fields), members, turns, same))
     assert not wrong, "\n".join(map(str, wrong))
