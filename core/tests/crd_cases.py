@@ -100,6 +100,19 @@ GOOD = [
         ("spec.trainer={backend: megatron, processesPerNode: 8, parallelism: {tensor: 2, pipeline: 2}}",),
         "",
     ),
+    Case(
+        "two groups of layers in two stages, parts of samples, and experts on four processes",
+        (
+            "spec.trainer={backend: megatron, processesPerNode: 8, parallelism: "
+            "{pipeline: 2, virtualPipeline: 2, context: 2, expert: 4}}",
+        ),
+        "",
+    ),
+    Case(
+        "packed and recomputed by Megatron-Core",
+        ("spec.trainer={backend: megatron, packing: varlen, recompute: layer}",),
+        "",
+    ),
     Case("two copies of the model", ("spec.trainer={nodes: 2, processesPerNode: 3, parallelism: {replicate: 2}}",), ""),
     Case(
         "an engine on two hosts",
@@ -1051,20 +1064,40 @@ FIELDS = [
         ("spec.trainer.parallelism.replicate=2", "spec.trainer.processesPerNode=3"),
         "every copy of the model needs the same number of processes",
     ),
-    Case("tensor parallelism of FSDP2", (*_TWO_PROCESSES, "spec.trainer.parallelism.tensor=2"), _NEEDS_MEGATRON),
-    Case("pipeline parallelism of FSDP2", (*_TWO_PROCESSES, "spec.trainer.parallelism.pipeline=2"), _NEEDS_MEGATRON),
+    *(
+        Case(f"{name} parallelism of FSDP2", (*_TWO_PROCESSES, f"spec.trainer.parallelism.{name}=2"), _NEEDS_MEGATRON)
+        for name in ("tensor", "pipeline", "virtualPipeline", "context", "expert")
+    ),
     Case(
         "replicas of different numbers of processes",
         ("spec.trainer={backend: megatron, processesPerNode: 6, parallelism: {tensor: 2, pipeline: 2}}",),
-        "every replica of the model needs tensor × pipeline processes",
+        "every replica of the model needs tensor × pipeline × context processes",
+    ),
+    Case(
+        "parts of samples on different numbers of processes",
+        ("spec.trainer={backend: megatron, processesPerNode: 4, parallelism: {context: 3}}",),
+        "every replica of the model needs tensor × pipeline × context processes",
+    ),
+    Case(
+        "experts on different numbers of processes",
+        ("spec.trainer={backend: megatron, processesPerNode: 8, parallelism: {tensor: 2, expert: 8}}",),
+        "does not divide the processes with the same part of the layers",
+    ),
+    Case(
+        "groups of layers without stages",
+        ("spec.trainer={backend: megatron, parallelism: {virtualPipeline: 2}}",),
+        "groups of layers need several pipeline stages; set pipeline above 1",
+    ),
+    Case(
+        "parts of packed samples",
+        ("spec.trainer={backend: megatron, processesPerNode: 2, packing: varlen, parallelism: {context: 2}}",),
+        "parts of packed samples are not computed; set packing: none, or context: 1",
     ),
     Case(
         "copies of a model of Megatron-Core",
         ("spec.trainer={backend: megatron, processesPerNode: 2, parallelism: {replicate: 2}}",),
         _NOT_MEGATRON,
     ),
-    Case("packed rows with Megatron-Core", ("spec.trainer={backend: megatron, packing: varlen}",), _NOT_MEGATRON),
-    Case("recomputation by Megatron-Core", ("spec.trainer={backend: megatron, recompute: layer}",), _NOT_MEGATRON),
     Case("adapters of Megatron-Core", ("spec.trainer={backend: megatron, lora: {rank: 4}}",), _NOT_MEGATRON),
     Case("offload by Megatron-Core", ("spec.trainer={backend: megatron, optimizer: {offload: true}}",), _NOT_MEGATRON),
     Case(

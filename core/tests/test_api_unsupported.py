@@ -10,8 +10,6 @@ from rljob.api.models import RLJobSpec
 
 EXAMPLES = {
     "models[].placement": ("trainer", "spec.models[0].placement: trainer is not supported yet; remove it"),
-    "trainer.parallelism.context": (2, "spec.trainer.parallelism.context: 2 is not supported yet; remove it or set 1"),
-    "trainer.parallelism.expert": (2, "spec.trainer.parallelism.expert: 2 is not supported yet; remove it or set 1"),
     "rollouts[].placement": (
         "Colocated",
         "spec.rollouts[0].placement: Colocated is not supported yet; remove it or set Separate",

@@ -68,8 +68,10 @@ from rljob.runner.scoring import RewardClient
 from rljob.runner.setup import prepare
 from rljob.trainer.backends.base import Backend, OptimizerUpdate, PacksRows
 from rljob.trainer.backends.megatron import supported_layouts
+from rljob.trainer.backends.megatron.megatron_library import parallel_state
+from rljob.trainer.backends.megatron.process_grid import make_grid
 from rljob.trainer.batch import Row
-from rljob.trainer.errors import UnrecoverableError
+from rljob.trainer.errors import ModelError, UnrecoverableError
 from rljob.trainer.frozen_models import load_critic, load_models, read_sources
 from rljob.trainer.loop import TrainerLoop
 from rljob.trainer.process_group import join_world, leave_world, make_deterministic
@@ -608,6 +610,19 @@ def adapted(job: RLJob, storage: Path) -> Any:
 def misfits(job: RLJob, storage: Path) -> list[str]:
     """Return the reasons why the Megatron backend refuses the layout for the model."""
     return list(supported_layouts.problems(environment(job, storage).path(job.spec.models[0].source), job.spec.trainer))
+
+
+def parted(job: RLJob, storage: Path) -> str:
+    """Return why the Megatron backend cannot divide samples among one process."""
+    world = join_world()
+    try:
+        make_grid(world, job.spec.trainer.parallelism)
+    except ModelError as error:
+        return str(error)
+    finally:
+        parallel_state.destroy_model_parallel()
+        leave_world()
+    return ""
 
 
 def planned(job: RLJob, storage: Path) -> list[str]:

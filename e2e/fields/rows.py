@@ -106,6 +106,7 @@ TAUGHT = given(models=TWO_MODELS, algorithm={"teachers": [{"model": "other"}]})
 SPARE = given(rewards=[{"name": "spare", "builtin": "reasoning_gym"}, {"name": "exact", "builtin": "reasoning_gym"}])
 
 MEGATRON = given(trainer__backend="megatron", trainer__processesPerNode=5)
+TWO_STAGES = {"trainer__backend": "megatron", "trainer__processesPerNode": 2, "trainer__parallelism__pipeline": 2}
 UNCORRECTED = given(algorithm={"correction": "none"})
 BEHAVIOR = given(algorithm={"ratio": "behavior", "correction": "none"})
 SAPO = given(algorithm={"preset": "sapo", "ratio": "behavior", "correction": "none"})
@@ -375,8 +376,9 @@ ROWS: dict[str, Outcome] = {
     "spec.trainer.parallelism.replicate": Shows(c.planned, 2, given(trainer__processesPerNode=2)),
     "spec.trainer.parallelism.tensor": Shows(c.misfits, 5, MEGATRON),
     "spec.trainer.parallelism.pipeline": Shows(c.misfits, 5, MEGATRON),
-    "spec.trainer.parallelism.context": Changed(2),
-    "spec.trainer.parallelism.expert": Changed(2),
+    "spec.trainer.parallelism.virtualPipeline": Shows(c.misfits, 2, given(**TWO_STAGES)),
+    "spec.trainer.parallelism.context": Shows(c.parted, 5, MEGATRON),
+    "spec.trainer.parallelism.expert": Shows(c.misfits, 5, MEGATRON),
     "spec.trainer.nodes": Shows(c.unsupported, 2),
     "spec.trainer.processesPerNode": Shows(c.commands, 2),
     "spec.trainer.accelerator.kind": Shows(c.commands, "nvidia"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,6 +18,7 @@ from rljob.api.model_shape import shape_of
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.trainer import preflight
 from rljob.trainer.backends.megatron import supported_layouts
+from rljob.trainer.backends.megatron.context_parallel import natural_order, own_positions
 from rljob.trainer.backends.megatron.cpu_shims import megatron_on
 from rljob.trainer.backends.megatron.families.dense_decoder import conversion_table
 from rljob.trainer.backends.megatron.vocabulary_logprobs import VocabularyPart, split_token_logprobs
@@ -56,6 +59,24 @@ def test_parts_of_all_ranks_and_stages_are_the_tensors_of_the_file(model_directo
             ("k_proj", 8, 16),
             ("v_proj", 8, 16),
         ]
+
+
+def test_groups_of_layers_alternate_between_stages(model_directory):
+    shape = replace(shape_of(model_directory), layers=8)
+    layers = [
+        sorted({int(name.split(".")[2]) for name in conversion_table(shape, stage, 2, 2) if "layers" in name})
+        for stage in range(2)
+    ]
+    assert layers == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert not [name for name in conversion_table(shape, 1, 2, 2) if name.startswith("embedding")]
+
+
+def test_parts_of_rows_on_all_ranks_are_the_rows_and_see_equally_many_tokens():
+    for ranks in (1, 2, 3):
+        parts = [own_positions(12 * ranks, rank, ranks) for rank in range(ranks)]
+        gathered = torch.from_numpy(np.concatenate(parts))
+        assert natural_order(gathered.unsqueeze(-1), ranks).flatten().tolist() == list(range(12 * ranks))
+        assert len({int(part.sum()) for part in parts}) == 1
 
 
 class Meeting:
@@ -151,6 +172,9 @@ def edited(model: Path, into: Path, **values: Any) -> Path:
         ({}, {"tensor": 2, "pipeline": 2}, None),
         ({}, {"tensor": 4}, "spec.trainer.parallelism.tensor: 4 does not divide the 2 heads of key and value"),
         ({"num_key_value_heads": 4, "intermediate_size": 46}, {"tensor": 4}, "4 does not divide the 46 elements of"),
+        ({"num_hidden_layers": 4}, {"pipeline": 2, "virtual_pipeline": 2}, None),
+        ({}, {"pipeline": 2, "virtual_pipeline": 2}, "virtualPipeline: pipeline 2 × 2 does not divide the 2 layers"),
+        ({}, {"expert": 2}, "spec.trainer.parallelism.expert: the model has no experts; remove it"),
         ({}, {"pipeline": 4}, "spec.trainer.parallelism.pipeline: 4 does not divide the 2 layers of the model"),
         ({"model_type": "gemma3_text"}, {}, "megatron trains models of type qwen2, qwen3, llama, not gemma3_text"),
         ({"use_sliding_window": True}, {}, "megatron does not support True for use_sliding_window of config.json"),

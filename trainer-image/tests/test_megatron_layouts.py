@@ -62,7 +62,7 @@ def reference(source: Path) -> dict[str, Any]:
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float64, attn_implementation="sdpa")
     decay, epsilon = OPTIMIZER["weightDecay"], OPTIMIZER["epsilon"]
     adamw = torch.optim.AdamW(model.parameters(), weight_decay=decay, eps=epsilon, betas=(0.9, 0.999))
-    result: dict[str, Any] = {"logprobs": [], "norms": []}
+    result: dict[str, Any] = {"logprobs": [], "norms": [], "masks": [batch.mask_BK for batch in microbatches(0)]}
     for step in range(STEPS):
         for microbatch in microbatches(step):
             mask_BL = torch.ones_like(microbatch.token_ids_BL)
@@ -108,12 +108,14 @@ def train_step(backend: Any, step: int) -> dict[str, Any]:
 
 def summed_gradients(backend: Any) -> dict[str, Any]:
     """Return the gradients of all replicas as whole tensors (rank 0), before the optimizer exchanges them."""
-    grid, parameters = backend._grid, backend._parameters
+    grid, parameters = backend._grid, backend._network.parameters
 
     def part(name: str) -> torch.Tensor:
         gradient = parameters[name].main_grad.clone()
-        torch.distributed.all_reduce(gradient, group=grid.data_group)
-        if name.endswith(("q_layernorm.weight", "k_layernorm.weight")):  # each rank has the sum over its heads
+        of_all = getattr(parameters[name], "allreduce", True)
+        torch.distributed.all_reduce(gradient, group=grid.copy_group if of_all else grid.expert_copy_group)
+        of_positions = grid.tensor_size > 1 and getattr(parameters[name], "sequence_parallel", False)
+        if of_positions or name.endswith(("q_layernorm.weight", "k_layernorm.weight")):  # the latter: of its heads
             torch.distributed.all_reduce(gradient, group=grid.tensor_group)
         if getattr(parameters[name], "shared_embedding", False):  # the first and the last stage have a copy each
             from rljob.trainer.backends.megatron.megatron_library import parallel_state
@@ -125,7 +127,7 @@ def summed_gradients(backend: Any) -> dict[str, Any]:
         last = parameters["output_layer.weight"]
         if getattr(last, "shared_embedding", False):  # meets the first stage's sum above
             part("output_layer.weight")
-    found = backend._exchange.whole_tensors(part, torch.float32, torch.device("cpu"))
+    found = backend._network.exchange.whole_tensors(part, torch.float32, torch.device("cpu"))
     return {name: tensor.numpy().copy() for name, tensor in found if tensor.numel()}
 
 
@@ -164,7 +166,7 @@ def train_layouts(world: World, source: Path, jobs: Sequence[RLJob], storage: Pa
 def small_model(directory: Path, kind: str, tied: bool) -> Path:
     """Write a small model of a kind; return the directory."""
     torch.manual_seed(9)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
     sizes |= {"vocab_size": VOCABULARY, "num_key_value_heads": 2, "head_dim": 8}
     config = AutoConfig.for_model(kind, tie_word_embeddings=tied, initializer_range=0.1, **sizes)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -179,11 +181,16 @@ def small_model(directory: Path, kind: str, tied: bool) -> Path:
 def compare(expected: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
     """Compare the results of all ranks in one layout with those of transformers."""
     replicas = 1 + max(rank["steps"][0]["replica"] for rank in ranks)
+    masked = [theirs.where(mask, 0.0) for theirs, mask in zip(expected["logprobs"], expected["masks"], strict=True)]
     for rank in ranks:
-        own = expected["logprobs"][rank["steps"][0]["replica"] :: replicas]
-        for ours, theirs in zip(rank["steps"][0]["logprobs"], own, strict=True):
-            torch.testing.assert_close(torch.tensor(ours).double(), theirs, rtol=0, atol=2e-6)
-        torch.testing.assert_close(torch.tensor(rank["before"]).double(), expected["logprobs"][0], rtol=0, atol=2e-6)
+        replica = rank["steps"][0]["replica"]
+        given = rank["steps"][0]["logprobs"]
+        for ours, theirs, mask in zip(
+            given, masked[replica::replicas], expected["masks"][replica::replicas], strict=True
+        ):
+            torch.testing.assert_close(torch.tensor(ours).where(mask, 0.0).double(), theirs, rtol=0, atol=2e-6)
+        before = torch.tensor(rank["before"]).where(expected["masks"][0], 0.0)
+        torch.testing.assert_close(before.double(), masked[0], rtol=0, atol=2e-6)
         assert [step["norm"] for step in rank["steps"]] == pytest.approx(expected["norms"], rel=2e-5)
     gradients, weights = ranks[0]["steps"][0]["gradients"], ranks[0]["weights"]
     assert gradients.keys() == weights.keys() == expected["weights"].keys()
@@ -202,11 +209,21 @@ def resume_by_fsdp(world: World, job: RLJob, storage: Path) -> dict[str, Any]:
     return whole(backend)
 
 
+def split(layout: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of `trainer` of a layout: sizes, and `packing` and `recompute`."""
+    others = {name: layout[name] for name in ("packing", "recompute") if name in layout}
+    return others | {"parallelism": {name: size for name, size in layout.items() if name not in others}}
+
+
+PACKED = {"packing": "varlen", "recompute": "layer"}
+INTERLEAVED = {"pipeline": 2, "virtualPipeline": 2}
 KINDS = supported_layouts.FAMILIES if THOROUGH else ("qwen2",)
 LAYOUTS = [
-    pytest.param(2, [(2, 1), (1, 1), (1, 2)], id="2 ranks"),
+    pytest.param(2, [PACKED | {"tensor": 2}, {}, INTERLEAVED, {"context": 2}], id="2 ranks"),
     pytest.param(
-        *(4, [(2, 2), (2, 1), (1, 2)]), id="4 ranks", marks=pytest.mark.skipif(not THOROUGH, reason="make thorough")
+        *(4, [{"tensor": 2, "pipeline": 2}, {"tensor": 2, "context": 2}, PACKED | {"pipeline": 2}, INTERLEAVED]),
+        id="4 ranks",
+        marks=pytest.mark.skipif(not THOROUGH, reason="make thorough"),
     ),
 ]
 
@@ -217,8 +234,7 @@ def test_layouts_train_like_transformers_and_resume_each_others_checkpoints(job,
     sources = {kind: small_model(tmp_path / f"model-{kind}", kind, False) for kind in KINDS}
     sources["tied"] = small_model(tmp_path / "model-tied", "qwen2", True)
     trainer = {"processesPerNode": ranks, "optimizer": OPTIMIZER}
-    sizes = [{"tensor": tensor, "pipeline": pipeline} for tensor, pipeline in layouts]
-    jobs = [job(trainer=trainer | {"backend": "megatron", "parallelism": size}) for size in sizes]
+    jobs = [job(trainer=trainer | {"backend": "megatron"} | split(layout)) for layout in layouts]
     by_rank = on_ranks(ranks, train_models, sources, jobs, tmp_path)
     for name, source in sources.items():
         expected, storage = reference(source), tmp_path / name

@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from pydantic.alias_generators import to_camel
+
 from rljob.api.roles import Trainer
 
 PLANNED = "fsdp"
 """The backend that the memory plan describes (:mod:`rljob.api.memory_plan`)."""
 NEEDS_MEGATRON = "needs backend megatron; set it, or remove this field"
 NOT_MEGATRON = "is not supported by backend megatron; remove it, or set backend fsdp"
-INDIVISIBLE = "does not divide nodes × processesPerNode; every replica of the model needs tensor × pipeline processes"
+INDIVISIBLE = (
+    "does not divide nodes × processesPerNode; every replica of the model needs tensor × pipeline × context processes"
+)
+INDIVISIBLE_EXPERTS = (
+    "does not divide the processes with the same part of the layers, nodes × processesPerNode / (tensor × pipeline); "
+    "set a divisor"
+)
+NO_STAGES = "groups of layers need several pipeline stages; set pipeline above 1, or remove virtualPipeline"
+PACKED_PARTS = "parts of packed samples are not computed; set packing: none, or context: 1"
 
 
 @dataclass(frozen=True)
@@ -33,40 +43,29 @@ class UnsupportedField:
     message: str
 
 
+_PARALLELISMS = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
+
+
+def _sizes_of_megatron() -> Iterator[UnsupportedField]:
+    for name in _PARALLELISMS:
+        field = f"parallelism.{to_camel(name)}"
+        yield UnsupportedField(
+            "fsdp", field, lambda trainer, name=name: _size(trainer, name) > 1, f"self.{field} == 1", NEEDS_MEGATRON
+        )
+
+
+def _size(trainer: Trainer, name: str) -> int:
+    size: int = getattr(trainer.parallelism, name)
+    return size
+
+
 UNSUPPORTED = (
-    UnsupportedField(
-        "fsdp",
-        "parallelism.tensor",
-        lambda trainer: trainer.parallelism.tensor > 1,
-        "self.parallelism.tensor == 1",
-        NEEDS_MEGATRON,
-    ),
-    UnsupportedField(
-        "fsdp",
-        "parallelism.pipeline",
-        lambda trainer: trainer.parallelism.pipeline > 1,
-        "self.parallelism.pipeline == 1",
-        NEEDS_MEGATRON,
-    ),
+    *_sizes_of_megatron(),
     UnsupportedField(
         "megatron",
         "parallelism.replicate",
         lambda trainer: trainer.parallelism.replicate > 1,
         "self.parallelism.replicate == 1",
-        NOT_MEGATRON,
-    ),
-    UnsupportedField(
-        "megatron",
-        "packing",
-        lambda trainer: trainer.packing == "varlen",
-        "self.packing != 'varlen'",
-        NOT_MEGATRON,
-    ),
-    UnsupportedField(
-        "megatron",
-        "recompute",
-        lambda trainer: trainer.recompute != "none",
-        "self.recompute == 'none'",
         NOT_MEGATRON,
     ),
     UnsupportedField("megatron", "lora", lambda trainer: trainer.lora is not None, "!has(self.lora)", NOT_MEGATRON),
@@ -90,8 +89,17 @@ UNSUPPORTED = (
 def backend_problems(trainer: Trainer) -> Iterator[str]:
     """Yield one ``field: sentence`` for each field that the backend does not support."""
     parallelism = trainer.parallelism
-    if trainer.backend != "fsdp" and trainer.processes % (parallelism.tensor * parallelism.pipeline):
-        yield f"trainer.parallelism: tensor {parallelism.tensor} × pipeline {parallelism.pipeline} {INDIVISIBLE}"
+    stage = parallelism.tensor * parallelism.pipeline
+    if trainer.backend != "fsdp":
+        sizes = f"tensor {parallelism.tensor} × pipeline {parallelism.pipeline} × context {parallelism.context}"
+        if trainer.processes % (stage * parallelism.context):
+            yield f"trainer.parallelism: {sizes} {INDIVISIBLE}"
+        elif trainer.processes // stage % parallelism.expert:
+            yield f"trainer.parallelism.expert: {parallelism.expert} {INDIVISIBLE_EXPERTS}"
+        if parallelism.virtual_pipeline > 1 and parallelism.pipeline == 1:
+            yield f"trainer.parallelism.virtualPipeline: {NO_STAGES}"
+    if trainer.backend == "megatron" and parallelism.context > 1 and trainer.packing == "varlen":
+        yield f"trainer.packing: {PACKED_PARTS}"
     for entry in UNSUPPORTED:
         if trainer.backend == entry.backend and entry.is_set(trainer):
             yield f"trainer.{entry.field}: {entry.message}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rljob.api.backend_checks import INDIVISIBLE, UNSUPPORTED
+from rljob.api.backend_checks import INDIVISIBLE, INDIVISIBLE_EXPERTS, NO_STAGES, PACKED_PARTS, UNSUPPORTED
 from rljob.api.cel_algorithm_rules import algorithm_rules
 from rljob.api.cel_rule import CelRule, at_most_one_of, escaped
 from rljob.api.cel_task_rules import builtin_reward_rules, location_rules, task_rules
@@ -288,12 +288,26 @@ def _backends() -> Iterator[CelRule]:
         yield CelRule(
             "spec.trainer", f"self.backend != '{entry.backend}' || {entry.unset}", entry.message, f".{entry.field}"
         )
+    processes, stage = "self.nodes * self.processesPerNode", "self.parallelism.tensor * self.parallelism.pipeline"
+    for condition, message, field in (
+        (f"{processes} % ({stage} * self.parallelism.context) == 0", INDIVISIBLE, ".parallelism"),
+        (
+            f"{processes} % ({stage}) != 0 || {processes} / ({stage}) % self.parallelism.expert == 0",
+            INDIVISIBLE_EXPERTS,
+            ".parallelism.expert",
+        ),
+        (
+            "self.parallelism.virtualPipeline == 1 || self.parallelism.pipeline > 1",
+            NO_STAGES,
+            ".parallelism.virtualPipeline",
+        ),
+    ):
+        yield CelRule("spec.trainer", f"self.backend == 'fsdp' || {condition}", message, field)
     yield CelRule(
         "spec.trainer",
-        "self.backend == 'fsdp' || "
-        "self.nodes * self.processesPerNode % (self.parallelism.tensor * self.parallelism.pipeline) == 0",
-        INDIVISIBLE,
-        ".parallelism",
+        "self.backend != 'megatron' || self.parallelism.context == 1 || self.packing != 'varlen'",
+        PACKED_PARTS,
+        ".packing",
     )
 
 

@@ -35,6 +35,7 @@ class ModelShape:
     biases: bool = False
     norms_heads: bool = False
     values: bool = False
+    experts: int = 0
 
     @property
     def query(self) -> int:

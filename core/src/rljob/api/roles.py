@@ -194,22 +194,28 @@ class Lora(Model):
 
 
 class TrainerParallelism(Model):
-    """How the processes share the model. `nodes` × `processesPerNode` must be a multiple of each number, and of
-    `tensor` × `pipeline`."""
+    """How the processes share the model. `nodes` × `processesPerNode` must be a multiple of `replicate`, of `tensor` ×
+    `pipeline` × `context`, and of `tensor` × `pipeline` × `expert`."""
 
     replicate: Annotated[int, Field(ge=1, le=1024)] = 1
     """Copies of the model (HSDP). The processes of a copy, neighbours by rank, share it (FSDP) and exchange weights;
     between copies only gradients are exchanged, once per update. Only `backend: fsdp`."""
     tensor: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Tensor parallel size: processes that share each layer and have the same samples. `backend: megatron`; it must
-    divide the attention heads, the heads of key and value, and the size of the MLP."""
+    """Tensor parallel size: processes that share each layer and have the same samples. Between the layers each has a
+    part of the tokens (sequence parallelism). `backend: megatron`; it must divide the attention heads, the heads of key
+    and value, and the size of the MLP."""
     pipeline: Annotated[int, Field(ge=1, le=1024)] = 1
     """Pipeline parallel size: stages, each with an equal share of the layers, that have the same samples. `backend:
     megatron`; it must divide the number of layers."""
-    context: Annotated[int, Field(ge=1, le=1024), FieldMeta(unsupported=True)] = 1
-    """Context parallel size."""
-    expert: Annotated[int, Field(ge=1, le=1024), FieldMeta(unsupported=True)] = 1
-    """Expert parallel size."""
+    virtual_pipeline: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Groups of layers of each pipeline stage (interleaved schedule): with more groups stages wait less and exchange
+    more. Above 1 only with `pipeline` above 1; `pipeline` × `virtualPipeline` must divide the number of layers."""
+    context: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Context parallel size: processes that share each sample, with two parts of its tokens each. `backend: megatron`,
+    with padded samples."""
+    expert: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Expert parallel size: processes that share the experts of each layer, for a model with experts. They have
+    different samples, or parts of samples. `backend: megatron`; it must divide the number of experts."""
 
 
 class Trainer(Model):

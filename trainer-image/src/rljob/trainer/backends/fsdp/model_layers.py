@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -27,5 +28,10 @@ def recompute_layers(model: PreTrainedModel, source: Path) -> None:
     layers = decoder_layers(model)
     if not layers:
         raise ModelError(f"{source}: transformers names no layers of this model; set spec.trainer.recompute to none")
+    recompute(layers)
+
+
+def recompute(layers: Iterable[torch.nn.Module]) -> None:
+    """Make each of the modules keep only its inputs; see :func:`recompute_layers`."""
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)

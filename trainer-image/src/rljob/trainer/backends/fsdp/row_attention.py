@@ -86,21 +86,8 @@ def packed_attention(
         _others: further arguments of transformers; :mod:`rljob.trainer.backends.fsdp.packing` knows those that matter.
     """
     if has_kernel(query_1HTD.device, query_1HTD.dtype, query_1HTD.shape[-1]):
-        window = (-1 if sliding_window is None else sliding_window - 1, 0)
-        query_THD, key_THD, value_THD = (part[0].transpose(0, 1) for part in (query_1HTD, key_1HTD, value_1HTD))
-        result_THD = varlen_attn(
-            query_THD,
-            key_THD,
-            value_THD,
-            cu_seq_lens_q,
-            cu_seq_lens_q,
-            max_length_q,
-            max_length_q,
-            scale=scaling,
-            window_size=window,
-            enable_gqa=True,
-        )
-        assert isinstance(result_THD, Tensor)  # a tuple only on request
+        of_rows = (part[0].transpose(0, 1) for part in (query_1HTD, key_1HTD, value_1HTD))
+        result_THD = variable_length_attention(*of_rows, cu_seq_lens_q, max_length_q, scaling, sliding_window)
         return result_THD.unsqueeze(0), None
     lengths = cu_seq_lens_q.diff().tolist()
     rows = zip(*(part.split(lengths, dim=2) for part in (query_1HTD, key_1HTD, value_1HTD)), strict=True)
@@ -109,6 +96,42 @@ def packed_attention(
         for query, key, value in rows
     ]
     return torch.cat(results, dim=1), None
+
+
+def variable_length_attention(
+    query_THD: Tensor,
+    key_THD: Tensor,
+    value_THD: Tensor,
+    bounds: Tensor,
+    longest: int,
+    scale: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Return the results (T, H, D) of packed rows by the kernel, where :func:`has_kernel` says that there is one.
+
+    Args:
+        query_THD: of all rows; key and value may have fewer heads.
+        key_THD: see ``query_THD``.
+        value_THD: see ``query_THD``.
+        bounds: first token of each row, and T; int32.
+        longest: tokens of the longest row.
+        scale: of query · key.
+        window: tokens that a token sees, itself included; None: all before it.
+    """
+    result_THD = varlen_attn(
+        query_THD,
+        key_THD,
+        value_THD,
+        bounds,
+        bounds,
+        longest,
+        longest,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=True,
+    )
+    assert isinstance(result_THD, Tensor)  # a tuple only on request
+    return result_THD
 
 
 def _window_mask(query_1HLD: Tensor, window: int | None) -> Tensor | None:

@@ -1,8 +1,8 @@
 """Megatron-Core on a CPU: everything that differs from a GPU is in this file.
 
-The library names the device literally: ``torch.cuda.current_device()``, ``device="cuda"``, ``Tensor.cuda()`` and types
-such as ``torch.cuda.FloatTensor``. While :func:`megatron_on` is entered with a CPU, this thread gets the CPU instead.
-Tensors of other threads, and everything outside the context, are not affected.
+The library names the device literally: ``torch.cuda.current_device()``, ``device="cuda"``, ``Tensor.cuda()``, pinned
+memory, and types such as ``torch.cuda.FloatTensor``. While :func:`megatron_on` is entered with a CPU, this thread gets
+the CPU instead. Tensors of other threads, and everything outside the context, are not affected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _REPLACED: dict[str, Callable[..., Any]] = {
 
 
 class _CudaMeansCpu(TorchFunctionMode):
-    """Creates tensors for the device ``cuda`` on the CPU, and gives tensors of the CPU the type names of CUDA."""
+    """Creates tensors for the device ``cuda`` on the CPU, without pinned memory, and gives tensors of the CPU the type
+    names of CUDA."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -34,6 +35,8 @@ class _CudaMeansCpu(TorchFunctionMode):
             return name.replace("torch.", "torch.cuda.", 1)
         if kwargs.get("device") == "cuda":
             kwargs = {**kwargs, "device": "cpu"}
+        if "pin_memory" in kwargs:
+            kwargs = {**kwargs, "pin_memory": False}
         return func(*args, **kwargs)
 
 

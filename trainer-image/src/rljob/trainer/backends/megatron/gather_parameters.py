@@ -40,7 +40,16 @@ class ParameterExchange:
         copies: Mapping[str, str],
     ) -> None:
         self._grid, self._tables, self._shapes, self._copies = grid, tables, shapes, copies
-        assert tables[grid.stage].keys() == shapes.keys(), tables[grid.stage].keys() ^ shapes.keys()
+        assert self._own.keys() == shapes.keys(), self._own.keys() ^ shapes.keys()
+
+    @property
+    def _own(self) -> Table:
+        """The parameters of this rank."""
+        table = self._tables[self._grid.stage]
+        return {name: source for name, source in table.items() if self._holds(source)}
+
+    def _holds(self, source: ParameterSource) -> bool:
+        return source.expert_rank in (None, self._grid.expert_rank)
 
     def whole_tensors(
         self, part: Callable[[str], Tensor], dtype: torch.dtype, device: torch.device
@@ -58,17 +67,18 @@ class ParameterExchange:
                 if not source.exported:
                     continue
                 found: dict[str, Tensor] = {}
-                if stage == grid.stage:
+                sender = grid.rank_of(stage, source.expert_rank or 0)
+                if stage == grid.stage and self._holds(source):
                     content = part(name)
-                    if grid.world.dp_rank == 0:
+                    if grid.copy == (source.expert_rank or 0):
                         found = self._merge(source, content, 0)
                 for full, shape in source.shapes.items():
                     tensor = found.get(full, nothing)
-                    if stage != 0 and full in found:
+                    if sender != 0 and full in found:
                         dist.send(tensor, 0)
-                    elif stage != 0 and grid.world.rank == 0:
+                    elif sender != 0 and grid.world.rank == 0:
                         tensor = torch.empty(shape, dtype=dtype, device=device)
-                        dist.recv(tensor, grid.rank_of(stage))
+                        dist.recv(tensor, sender)
                     yield full, tensor if grid.world.rank == 0 else nothing
 
     def own_tensors(self, parts: Mapping[str, Callable[[str], Tensor]]) -> Iterator[tuple[str, str, Tensor]]:
@@ -77,17 +87,28 @@ class ParameterExchange:
         Args:
             parts: kind → (name of a parameter of this rank → its content); all replicas call it.
         """
-        grid, table = self._grid, self._tables[self._grid.stage]
-        exported = {name: source for name, source in table.items() if source.exported}
-        sizes = {name: sum(map(math.prod, source.shapes.values())) for name, source in exported.items()}
-        writers = assign_tensors(sizes, grid.world.dp_size * grid.tensor_size)
+        grid = self._grid
+        exported = {name: source for name, source in self._own.items() if source.exported}
+        writers = self._writers(exported)
         for name, source in exported.items():
-            data_rank, tensor_rank = divmod(writers[name], grid.tensor_size)
+            copy, tensor_rank = writers[name]
             for kind, part in parts.items():
                 content = part(name)
-                if grid.world.dp_rank == data_rank:
+                if grid.copy == copy:
                     for full, tensor in self._merge(source, content, tensor_rank).items():
                         yield kind, full, tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+    def _writers(self, exported: Table) -> dict[str, tuple[int, int]]:
+        """Return the copy and the tensor-parallel rank that writes each parameter. Experts are written by the copies
+        that hold them."""
+        grid, found = self._grid, {}
+        for experts, apart in ((False, 1), (True, grid.expert_size)):
+            chosen = {name: source for name, source in exported.items() if (source.expert_rank is not None) == experts}
+            sizes = {name: sum(map(math.prod, source.shapes.values())) for name, source in chosen.items()}
+            for name, writer in assign_tensors(sizes, grid.copies // apart * grid.tensor_size).items():
+                number, tensor_rank = divmod(writer, grid.tensor_size)
+                found[name] = (number * apart + (grid.expert_rank if experts else 0), tensor_rank)
+        return found
 
     def _merge(self, source: ParameterSource, part: Tensor, tensor_rank: int) -> dict[str, Tensor]:
         """Return the whole tensors on one of this replica's tensor-parallel ranks, nothing on the others."""
@@ -97,7 +118,7 @@ class ParameterExchange:
             return source.merge([part]) if here else {}
         part = part.contiguous()
         gathered = [torch.empty_like(part) for _ in range(grid.tensor_size)] if here else None
-        target = grid.rank_of(grid.stage, grid.world.dp_rank, tensor_rank)
+        target = grid.rank_of(grid.stage, grid.copy, tensor_rank)
         dist.gather(part, gathered, target, group=grid.tensor_group)
         return source.merge(gathered) if gathered is not None else {}
 
@@ -123,7 +144,7 @@ class ParameterExchange:
             with ExitStack() as files, torch.no_grad():
                 stored = open_tensors(source, files)
                 self._check(source, stored)
-                for name in self._tables[self._grid.stage]:
+                for name in self._own:
                     assign(name, self.read(lambda full: stored[full].content, name))
         except ModelError as error:
             problem = error
@@ -155,8 +176,8 @@ class ParameterExchange:
         """Return whether two tensors have the same shape, and the same elements in the parts of this rank."""
         if copy.shape != original.shape:
             return False
-        sources = self._tables[self._grid.stage].values()
-        pieces = [piece for entry in sources for piece in entry.pieces(self._grid.tensor_rank, self._grid.tensor_size)]
+        rank, ranks = self._grid.tensor_rank, self._grid.tensor_size
+        pieces = [piece for entry in self._own.values() for piece in entry.pieces(rank, ranks)]
         return all(
             torch.equal(copy.content[piece.index], original.content[piece.index])
             for piece in pieces

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,23 +12,30 @@ from torch.nn.functional import silu
 from transformers import PretrainedConfig
 
 from rljob.api.model_shape import ModelShape
+from rljob.trainer.backends.fsdp.model_layers import recompute
 from rljob.trainer.backends.megatron.megatron_library import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
     GPTModel,
+    TransformerBlockSubmodules,
     TransformerConfig,
+    gather_from_sequence_parallel_region,
     get_gpt_layer_local_spec,
     set_tensor_model_parallel_attributes,
 )
 from rljob.trainer.backends.megatron.process_grid import ProcessGrid
 from rljob.trainer.backends.megatron.sdpa_attention import SdpaAttention
+from rljob.trainer.backends.megatron.sequence_norm import SequenceNorm
 from rljob.trainer.backends.megatron.weight_layout import Table, padded
 
 
 def build_stage(
-    config: PretrainedConfig, shape: ModelShape, table: Table, grid: ProcessGrid, dtype: torch.dtype
-) -> DistributedDataParallel:
-    """Return this rank's part of the model, with buffers for its gradients; its weights are not initialized.
+    config: PretrainedConfig,
+    shape: ModelShape,
+    table: Table,
+    grid: ProcessGrid,
+    dtype: torch.dtype,
+    recomputes: bool = False,
+) -> list[GPTModel]:
+    """Return this rank's parts of the model, one for each group of layers; their weights are not initialized.
 
     Args:
         config: of the model.
@@ -34,27 +43,53 @@ def build_stage(
         table: parameters of this stage; it says which are split over tensor-parallel ranks.
         grid: the ranks.
         dtype: of the parameters.
+        recomputes: whether the backward pass computes each layer again from its input. The library's own recomputation
+            keeps the state of random numbers, which a model without dropout does not need.
     """
     settings = _settings(config, shape, grid, dtype)
-    spec = get_gpt_layer_local_spec(qk_layernorm=shape.norms_heads, normalization="RMSNorm")
-    spec.submodules.self_attention.submodules.core_attention = SdpaAttention
-    model = GPTModel(
-        settings,
-        spec,
-        vocab_size=padded(shape.vocabulary, grid.tensor_size),
-        max_sequence_length=config.max_position_embeddings,
-        pre_process=grid.stage == 0,
-        post_process=grid.is_last,
-        share_embeddings_and_output_weights=shape.tied,
-        position_embedding_type="rope",
-        rotary_base=config.rope_parameters["rope_theta"],
-    ).to(device=grid.world.device, dtype=dtype)
-    for name, parameter in model.named_parameters():
+    layer = get_gpt_layer_local_spec(qk_layernorm=shape.norms_heads, normalization="RMSNorm")
+    parts = layer.submodules
+    parts.input_layernorm = parts.pre_mlp_layernorm = SequenceNorm
+    parts.self_attention.submodules.core_attention = SdpaAttention
+    chunks = []
+    for chunk in range(grid.chunks):
+        model = GPTModel(
+            settings,
+            TransformerBlockSubmodules([layer] * (shape.layers // (grid.stages * grid.chunks)), SequenceNorm),
+            vocab_size=padded(shape.vocabulary, grid.tensor_size),
+            max_sequence_length=config.max_position_embeddings,
+            pre_process=grid.stage == 0 and chunk == 0,
+            post_process=grid.is_last and chunk == grid.chunks - 1,
+            share_embeddings_and_output_weights=shape.tied,
+            position_embedding_type="rope",
+            rotary_base=config.rope_parameters["rope_theta"],
+            vp_stage=chunk if grid.chunks > 1 else None,
+        )
+        chunks.append(model.to(device=grid.world.device, dtype=dtype))
+        if recomputes:
+            recompute(model.decoder.layers)
+    for name, parameter in named_parameters(chunks, shape, grid).items():
         # The library marks weights only when it initializes them; without marks norms of gradients are wrong.
         if table[name].split and not hasattr(parameter, "tensor_model_parallel"):
             set_tensor_model_parallel_attributes(parameter, True, table[name].dim, 1)
-    buffers = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
-    return DistributedDataParallel(settings, buffers, model)
+    return chunks
+
+
+def named_parameters(chunks: Sequence[GPTModel], shape: ModelShape, grid: ProcessGrid) -> dict[str, Tensor]:
+    """Return the parameters of this rank. Layers and experts in their names have their numbers in the whole model."""
+    first_expert = grid.expert_rank * (shape.experts // grid.expert_size)
+    found: dict[str, Tensor] = {}
+    for chunk, model in enumerate(chunks):
+        first_layer = (chunk * grid.stages + grid.stage) * len(model.decoder.layers)
+        for name, parameter in model.named_parameters():
+            name = _renumbered(name, "decoder.layers.", first_layer)
+            found[_renumbered(name, "local_experts.", first_expert)] = parameter
+    return found
+
+
+def _renumbered(name: str, before: str, first: int) -> str:
+    """Return a name in which the number after ``before`` is larger by ``first``."""
+    return re.sub(rf"(?<={re.escape(before)})\d+", lambda number: str(int(number[0]) + first), name)
 
 
 def _settings(config: PretrainedConfig, shape: ModelShape, grid: ProcessGrid, dtype: torch.dtype) -> TransformerConfig:
@@ -62,6 +97,9 @@ def _settings(config: PretrainedConfig, shape: ModelShape, grid: ProcessGrid, dt
     if grid.stages > 1:
         options = {"pipeline_dtype": dtype, "variable_seq_lengths": True}
         options["moe_token_dispatcher_type"] = "alltoall"  # which variable lengths need, also without experts
+    if grid.chunks > 1:
+        options["virtual_pipeline_model_parallel_size"] = grid.chunks
+        options |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}  # with batches activations are wrong
     return TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
@@ -70,7 +108,9 @@ def _settings(config: PretrainedConfig, shape: ModelShape, grid: ProcessGrid, dt
         num_query_groups=shape.key_value_heads,
         kv_channels=shape.head_size,
         tensor_model_parallel_size=grid.tensor_size,
+        sequence_parallel=grid.tensor_size > 1,
         pipeline_model_parallel_size=grid.stages,
+        context_parallel_size=grid.context_size,
         normalization="RMSNorm",
         layernorm_epsilon=config.rms_norm_eps,
         qk_layernorm=shape.norms_heads,
@@ -93,14 +133,23 @@ class KeptPositions:
 
     Args:
         model: the stage; without an output layer nothing changes.
+        grid: the ranks.
     """
 
-    def __init__(self, model: DistributedDataParallel) -> None:
-        self.keep_K: Tensor | None = None
-        if hasattr(model.module, "output_layer"):
-            model.module.output_layer.register_forward_pre_hook(self._select)
+    def __init__(self, model: GPTModel, grid: ProcessGrid) -> None:
+        self.keep: Tensor | None = None
+        self._grid = grid
+        if model.post_process:
+            layer = model.output_layer
+            layer.register_forward_pre_hook(self._select)
+            if grid.tensor_size > 1:  # positions are gathered before they are selected
+                layer.sequence_parallel, layer.allreduce_dgrad = False, True
 
     def _select(self, module: Any, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        assert self.keep_K is not None
-        hidden_LBH, *rest = arguments
-        return (hidden_LBH.index_select(0, self.keep_K), *rest)
+        assert self.keep is not None
+        hidden_SBH, *rest = arguments
+        if self._grid.tensor_size > 1:
+            hidden_SBH = gather_from_sequence_parallel_region(
+                hidden_SBH, tensor_parallel_output_grad=False, group=self._grid.tensor_group
+            )
+        return (hidden_SBH.index_select(0, self.keep), *rest)

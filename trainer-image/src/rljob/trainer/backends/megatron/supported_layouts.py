@@ -64,7 +64,8 @@ def _model_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _layout_problems(model: ModelShape, settings: Trainer) -> Iterator[str]:
     """Yield a sentence for each parallel size that does not divide what it splits."""
-    tensor, pipeline = settings.parallelism.tensor, settings.parallelism.pipeline
+    parallelism = settings.parallelism
+    tensor, pipeline, groups = parallelism.tensor, parallelism.pipeline, parallelism.virtual_pipeline
     for number, what in (
         (model.key_value_heads, "heads of key and value"),
         (model.heads, "attention heads"),
@@ -76,8 +77,10 @@ def _layout_problems(model: ModelShape, settings: Trainer) -> Iterator[str]:
                 "set a divisor"
             )
             return
-    if model.layers % pipeline:
+    sizes = f"pipeline: {pipeline}" if groups == 1 else f"virtualPipeline: pipeline {pipeline} × {groups}"
+    if model.layers % (pipeline * groups):
         yield (
-            f"spec.trainer.parallelism.pipeline: {pipeline} does not divide the {model.layers} layers of the model; "
-            "set a divisor"
+            f"spec.trainer.parallelism.{sizes} does not divide the {model.layers} layers of the model; set a divisor"
         )
+    if parallelism.expert > 1 and not model.experts:
+        yield "spec.trainer.parallelism.expert: the model has no experts; remove it"

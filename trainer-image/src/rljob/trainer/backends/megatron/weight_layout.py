@@ -34,13 +34,15 @@ class ParameterSource:
 
     ``shapes``: name → shape of the whole tensor. ``pieces``: (tensor-parallel rank, ranks) → the pieces of this rank's
     part, in their order along their dimension. ``split``: ranks hold different parts; otherwise each holds the whole.
-    ``exported``: False for a second copy of a tensor, in another pipeline stage.
+    ``exported``: False for a second copy of a tensor, in another pipeline stage. ``expert_rank``: the expert-parallel
+    rank that holds it; None: all.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     pieces: Callable[[int, int], list[Piece]]
     split: bool = True
     exported: bool = True
+    expert_rank: int | None = None
 
     @property
     def dim(self) -> int:
@@ -77,7 +79,7 @@ class ParameterSource:
 
 
 Table: TypeAlias = dict[str, ParameterSource]
-"""Name of a parameter in its pipeline stage → its source, in the order of the model."""
+"""Name of a parameter → its source, in the order of the stage. Numbers in names are those of the whole model."""
 
 
 def whole(name: str, shape: tuple[int, ...]) -> ParameterSource:

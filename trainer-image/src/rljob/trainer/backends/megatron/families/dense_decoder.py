@@ -12,21 +12,24 @@ from rljob.trainer.backends.megatron.weight_layout import Table, heads, split, w
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-def conversion_table(model: ModelShape, stage: int, stages: int) -> Table:
+def conversion_table(model: ModelShape, stage: int, stages: int, chunks: int = 1) -> Table:
     """Return the parameters of a pipeline stage and their sources.
 
     Args:
         model: numbers of the model.
         stage: pipeline rank.
-        stages: pipeline size; it divides the number of layers.
+        stages: pipeline size.
+        chunks: groups of layers of a stage; ``stages`` × ``chunks`` divides the number of layers.
     """
     table: Table = {}
     embedding = (model.vocabulary, model.hidden)
     if stage == 0:
         table["embedding.word_embeddings.weight"] = split([EMBEDDING], embedding, 0)
-    layers = model.layers // stages
-    for i in range(layers):
-        table |= _layer(model, f"decoder.layers.{i}.", f"model.layers.{stage * layers + i}.")
+    layers = model.layers // (stages * chunks)
+    for chunk in range(chunks):
+        first = (chunk * stages + stage) * layers
+        for i in range(first, first + layers):
+            table |= _layer(model, f"decoder.layers.{i}.", f"model.layers.{i}.")
     if stage == stages - 1:
         table["decoder.final_layernorm.weight"] = whole("model.norm.weight", (model.hidden,))
         if not model.tied:
