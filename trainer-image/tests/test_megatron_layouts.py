@@ -59,7 +59,9 @@ def loss(microbatch: Microbatch, output: Output) -> torch.Tensor:
 def reference(source: Path) -> dict[str, Any]:
     """Return log-probabilities and gradients of the first step, norms, and the weights after three, by transformers in
     float64: what differs is the rounding of the backend alone."""
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float64, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(
+        source, dtype=torch.float64, attn_implementation="sdpa", experts_implementation="eager"
+    )
     decay, epsilon = OPTIMIZER["weightDecay"], OPTIMIZER["epsilon"]
     adamw = torch.optim.AdamW(model.parameters(), weight_decay=decay, eps=epsilon, betas=(0.9, 0.999))
     result: dict[str, Any] = {"logprobs": [], "norms": [], "masks": [batch.mask_BK for batch in microbatches(0)]}
@@ -75,13 +77,27 @@ def reference(source: Path) -> dict[str, Any]:
             if step == 0:
                 result["logprobs"].append(logprobs_BK.detach())
         if step == 0:
-            result["gradients"] = {name: p.grad.clone() for name, p in model.named_parameters()}
+            result["gradients"] = in_files({name: p.grad.clone() for name, p in model.named_parameters()})
         result["norms"].append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER["maxGradNorm"])))
         adamw.param_groups[0]["lr"] = OPTIMIZER["learningRate"] * min(1.0, (step + 1) / OPTIMIZER["warmupSteps"])
         adamw.step()
         adamw.zero_grad()
-    result["weights"] = {name: p.detach().clone() for name, p in model.named_parameters()}
+    result["weights"] = in_files({name: p.detach().clone() for name, p in model.named_parameters()})
     return result
+
+
+def in_files(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors of a model of transformers as its files have them: one for each expert."""
+    found = {}
+    for name, tensor in tensors.items():
+        layer, _, kind = name.partition(".experts.")
+        for expert, content in enumerate(tensor if kind else ()):
+            names = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+            for each, part in zip(names, content.chunk(len(names)), strict=True):
+                found[f"{layer}.experts.{expert}.{each}.weight"] = part
+        if not kind:
+            found[name] = tensor
+    return found
 
 
 def start(world: World, source: Path, job: RLJob) -> Any:
@@ -168,6 +184,8 @@ def small_model(directory: Path, kind: str, tied: bool) -> Path:
     torch.manual_seed(9)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
     sizes |= {"vocab_size": VOCABULARY, "num_key_value_heads": 2, "head_dim": 8}
+    if kind == "qwen3_moe":
+        sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
     config = AutoConfig.for_model(kind, tie_word_embeddings=tied, initializer_range=0.1, **sizes)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():  # biases and norms whose parts differ

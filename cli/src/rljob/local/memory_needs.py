@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rljob.api.algorithm_presets import POLICY
-from rljob.api.backend_checks import PLANNED
 from rljob.api.engine_registry import cpu_cache_bytes
-from rljob.api.memory_checks import Shapes, longest_sample, settings_of, sizes, unknown_model
+from rljob.api.memory_checks import Shapes, longest_sample, plans_policy, settings_of, sizes, unknown_model
 from rljob.api.memory_plan import (
     DTYPE_BYTES,
     GRANULE,
@@ -73,7 +72,7 @@ def memory_needs(job: RLJob, source: str, models: Sizes, total: int) -> list[Nee
     engines = list(_engines(job, models))
     room, spec = total - sum(need.size for need in engines), job.spec
     if spec.trainer.accelerator.kind != "cpu":
-        known = spec.trainer.backend == PLANNED and POLICY in models.shapes
+        known = plans_policy(spec, models.shapes)
         return [_host_of_gpus(job, source, models.shapes, room), *engines] if known else engines
     if not unknown_model(spec, models.shapes):
         return [_planned(job, source, models.shapes, room), *engines]

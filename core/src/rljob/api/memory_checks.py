@@ -118,9 +118,14 @@ def unknown_model(spec: RLJobSpec, models: Shapes) -> str:
         return f"the memory that {spec.trainer.backend} needs is not known"
     critic = [] if spec.algorithm.critic_model is None else [spec.algorithm.critic_model]
     for name in (POLICY, *frozen_names(spec), *critic):
-        if name not in models:
+        if name not in models or models[name].experts:
             return f"the memory that the model {name} needs is not known"
     return ""
+
+
+def plans_policy(spec: RLJobSpec, models: Shapes) -> bool:
+    """Return whether the memory of the policy is planned. Arguments as in :func:`unknown_memory`."""
+    return spec.trainer.backend == PLANNED and POLICY in models and not models[POLICY].experts
 
 
 def microbatch_tokens(spec: RLJobSpec, models: Shapes, device_bytes: int) -> int:
@@ -142,7 +147,7 @@ def trainer_problems(spec: RLJobSpec, models: Shapes, device_bytes: int, host_by
         device_bytes: memory of one GPU.
         host_bytes: memory of the trainer's machine, for the remedy; 0: not known.
     """
-    if spec.trainer.backend != PLANNED or POLICY not in models:
+    if not plans_policy(spec, models):
         return
     model, settings = models[POLICY], settings_of(spec, models)
     plan = plan_memory(model, settings)
@@ -239,7 +244,7 @@ def describe_plan(spec: RLJobSpec, models: Shapes, device_bytes: int) -> list[st
         models: known ones.
         device_bytes: memory of one GPU; 0: not known.
     """
-    if spec.trainer.backend != PLANNED or POLICY not in models:
+    if not plans_policy(spec, models):
         return []
     model = models[POLICY]
     on_gpu = spec.trainer.accelerator.kind == "nvidia"

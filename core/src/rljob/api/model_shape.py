@@ -1,7 +1,7 @@
 """Numbers of a causal language model, from its config.json, without torch and without its weights.
 
-Known are the dense decoders with a gated MLP and RMS norms whose numbers follow from the fields below; for any other
-model :func:`shape_of` returns None, and nothing is planned from its memory.
+Known are decoders with a gated MLP, or gated experts in every layer, and RMS norms, whose numbers follow from the
+fields below; for any other model :func:`shape_of` returns None, and nothing is planned from its memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-KINDS = ("llama", "mistral", "qwen2", "qwen3")
+KINDS = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """model_type of the known models."""
 
 
@@ -21,7 +21,8 @@ class ModelShape:
     """A model.
 
     ``tied``: the head is the embedding. ``biases``: of query, key and value. ``norms_heads``: RMS norms of the heads of
-    query and key. ``values``: the head has one output with a bias, as that of a critic.
+    query and key. ``values``: the head has one output with a bias, as that of a critic. ``experts``: MLPs of a layer,
+    each of the size ``intermediate``, of which a token uses ``active_experts``; 0: a layer has one MLP.
     """
 
     vocabulary: int
@@ -36,6 +37,7 @@ class ModelShape:
     norms_heads: bool = False
     values: bool = False
     experts: int = 0
+    active_experts: int = 0
 
     @property
     def query(self) -> int:
@@ -49,12 +51,16 @@ class ModelShape:
 
     @property
     def linear_layers(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of each linear layer of a decoder layer."""
-        return {
+        """Inputs and outputs of each linear layer of a decoder layer, without those of experts."""
+        attention = {
             "q_proj": (self.hidden, self.query),
             "k_proj": (self.hidden, self.key),
             "v_proj": (self.hidden, self.key),
             "o_proj": (self.query, self.hidden),
+        }
+        if self.experts:
+            return attention
+        return attention | {
             "gate_proj": (self.hidden, self.intermediate),
             "up_proj": (self.hidden, self.intermediate),
             "down_proj": (self.intermediate, self.hidden),
@@ -66,7 +72,17 @@ class ModelShape:
         attention = 2 * self.hidden * (self.query + self.key)
         biases = self.query + 2 * self.key if self.biases else 0
         norms = 2 * self.hidden + (2 * self.head_size if self.norms_heads else 0)
-        return attention + biases + 3 * self.hidden * self.intermediate + norms
+        return attention + biases + norms + self.expert_parameters + self.mlp_parameters
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts of a layer."""
+        return 3 * self.hidden * self.intermediate * self.experts
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Parameters of the MLP of a layer, or of the router of its experts."""
+        return self.hidden * self.experts if self.experts else 3 * self.hidden * self.intermediate
 
     @property
     def root_parameters(self) -> int:
@@ -103,11 +119,17 @@ def shape_of(directory: Path) -> ModelShape | None:
 def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
     """Return the numbers in a config.json; None if its kind is not known or a number is missing."""
     kind = config.get("model_type")
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    experts = kind == "qwen3_moe"
+    mlp = "moe_intermediate_size" if experts else "intermediate_size"
+    names = ["vocab_size", "hidden_size", mlp, "num_hidden_layers", "num_attention_heads"]
     numbers = [config.get(name) for name in names]
+    if experts:  # transformers writes the first name, models of the Hub have the second
+        numbers += [config.get("num_local_experts", config.get("num_experts")), config.get("num_experts_per_tok")]
+        if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
+            return None
     if kind not in KINDS or not all(isinstance(number, int) and number > 0 for number in numbers):
         return None
-    vocabulary, hidden, intermediate, layers, heads = (int(number or 0) for number in numbers)
+    vocabulary, hidden, intermediate, layers, heads, *of_experts = (int(number or 0) for number in numbers)
     size = config.get("head_dim") or hidden // heads
     key_value_heads = config.get("num_key_value_heads") or heads
     if not isinstance(size, int) or not isinstance(key_value_heads, int):
@@ -122,5 +144,6 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         head_size=size,
         tied=bool(config.get("tie_word_embeddings", False)),
         biases=kind == "qwen2" or bool(config.get("attention_bias", False)),
-        norms_heads=kind == "qwen3",
+        norms_heads=kind in ("qwen3", "qwen3_moe"),
+        **dict(zip(("experts", "active_experts"), of_experts, strict=False)),
     )

@@ -27,10 +27,14 @@ with warnings.catch_warnings():
     from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
     from megatron.core.tensor_parallel.random import initialize_rng_tracker
     from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.moe import moe_utils
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.core")
 warnings.filterwarnings("ignore", category=FutureWarning, message=r"`torch\.distributed\.\w+` is deprecated")
+
+if not moe_utils.HAVE_TE:
+    moe_utils.te_general_gemm = None  # the router's module reads the name also without Transformer Engine
 
 __all__ = [
     "DistributedDataParallel",

@@ -47,10 +47,15 @@ def build_stage(
             keeps the state of random numbers, which a model without dropout does not need.
     """
     settings = _settings(config, shape, grid, dtype)
-    layer = get_gpt_layer_local_spec(qk_layernorm=shape.norms_heads, normalization="RMSNorm")
+    layer = get_gpt_layer_local_spec(
+        num_experts=shape.experts or None, qk_layernorm=shape.norms_heads, normalization="RMSNorm"
+    )
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = SequenceNorm
-    parts.self_attention.submodules.core_attention = SdpaAttention
+    attention = parts.self_attention.submodules
+    attention.core_attention = SdpaAttention
+    if shape.norms_heads:
+        attention.q_layernorm = attention.k_layernorm = SequenceNorm
     chunks = []
     for chunk in range(grid.chunks):
         model = GPTModel(
@@ -97,6 +102,8 @@ def _settings(config: PretrainedConfig, shape: ModelShape, grid: ProcessGrid, dt
     if grid.stages > 1:
         options = {"pipeline_dtype": dtype, "variable_seq_lengths": True}
         options["moe_token_dispatcher_type"] = "alltoall"  # which variable lengths need, also without experts
+    if shape.experts:
+        options |= _expert_settings(config, shape, grid)
     if grid.chunks > 1:
         options["virtual_pipeline_model_parallel_size"] = grid.chunks
         options |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}  # with batches activations are wrong
@@ -126,6 +133,23 @@ def _settings(config: PretrainedConfig, shape: ModelShape, grid: ProcessGrid, dt
         calculate_per_token_loss=True,  # gradients are sums: neither the library nor its buffers scale them
         **options,
     )
+
+
+def _expert_settings(config: PretrainedConfig, shape: ModelShape, grid: ProcessGrid) -> dict[str, Any]:
+    """Return the settings of a model with experts. Each expert is split like any layer: with another tensor-parallel
+    size of experts the library's gradients are wrong."""
+    return {
+        "num_moe_experts": shape.experts,
+        "moe_ffn_hidden_size": shape.intermediate,
+        "moe_router_topk": shape.active_experts,
+        "moe_router_pre_softmax": not config.norm_topk_prob,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",  # the loss is that of the algorithm alone
+        "moe_aux_loss_coeff": 0.0,
+        "moe_token_dispatcher_type": "alltoall",
+        "expert_model_parallel_size": grid.expert_size,
+        "expert_tensor_parallel_size": grid.tensor_size,
+    }
 
 
 class KeptPositions:

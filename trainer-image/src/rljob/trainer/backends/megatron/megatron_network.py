@@ -72,7 +72,9 @@ class MegatronNetwork:
             settings.packing == "auto" and grid.context_size == 1 and has_kernel(device, self.dtype, shape.head_size)
         )
         self.layout: Layout = packed_rows if packs else row_parts if grid.context_size > 1 else padded_rows
-        tables = [conversion_table(shape, stage, grid.stages, grid.chunks) for stage in range(grid.stages)]
+        tables = [
+            conversion_table(shape, stage, grid.stages, grid.chunks, grid.expert_size) for stage in range(grid.stages)
+        ]
         config = AutoConfig.from_pretrained(source, local_files_only=True)
         recomputes = trained and settings.recompute == "layer"
         with megatron_on(device):

@@ -14,7 +14,7 @@ from typing import Any
 from rljob.api.model_shape import ModelShape, read_shape
 from rljob.api.roles import Trainer
 
-FAMILIES = ("qwen2", "qwen3", "llama")
+FAMILIES = ("qwen2", "qwen3", "llama", "qwen3_moe")
 """model_type of the models that the backend can train."""
 
 
@@ -55,6 +55,8 @@ def _model_problems(config: Mapping[str, Any]) -> Iterator[str]:
         "quantization_config": (config.get("quantization_config"), None),
         "attention_bias": (config.get("attention_bias", False), False),  # of qwen2 it has another meaning: no field
         "mlp_bias": (config.get("mlp_bias", False), False),
+        "decoder_sparse_step": (config.get("decoder_sparse_step", 1), 1),
+        "mlp_only_layers": (config.get("mlp_only_layers") or [], []),
     }
     for name, (value, supported) in expected.items():
         if value != supported:
@@ -69,7 +71,7 @@ def _layout_problems(model: ModelShape, settings: Trainer) -> Iterator[str]:
     for number, what in (
         (model.key_value_heads, "heads of key and value"),
         (model.heads, "attention heads"),
-        (model.intermediate, "elements of the MLP"),
+        (model.intermediate, "elements of an expert" if model.experts else "elements of the MLP"),
     ):
         if number % tensor:
             yield (
@@ -84,3 +86,8 @@ def _layout_problems(model: ModelShape, settings: Trainer) -> Iterator[str]:
         )
     if parallelism.expert > 1 and not model.experts:
         yield "spec.trainer.parallelism.expert: the model has no experts; remove it"
+    elif model.experts % parallelism.expert:
+        yield (
+            f"spec.trainer.parallelism.expert: {parallelism.expert} does not divide the {model.experts} experts of a "
+            "layer; set a divisor"
+        )

@@ -1,10 +1,12 @@
-"""Dense decoders with a gated MLP and RMS norms, as transformers names their tensors: qwen2, and its relatives.
+"""Decoders with a gated MLP or gated experts and RMS norms, as transformers names their tensors: qwen2, and relatives.
 
-Source of the names: transformers' ``modeling_qwen2.py``, ``modeling_llama.py`` and ``modeling_qwen3.py``, and
-Megatron-Core's ``GPTModel`` with its local layer specification.
+Source of the names: transformers' ``modeling_qwen2.py``, ``modeling_llama.py``, ``modeling_qwen3.py`` and the files of
+Qwen3-MoE, and Megatron-Core's ``GPTModel`` with its local layer specification.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from rljob.api.model_shape import ModelShape
 from rljob.trainer.backends.megatron.weight_layout import Table, heads, split, whole
@@ -12,7 +14,9 @@ from rljob.trainer.backends.megatron.weight_layout import Table, heads, split, w
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-def conversion_table(model: ModelShape, stage: int, stages: int, chunks: int = 1) -> Table:
+def conversion_table(
+    model: ModelShape, stage: int = 0, stages: int = 1, chunks: int = 1, expert_ranks: int = 1
+) -> Table:
     """Return the parameters of a pipeline stage and their sources.
 
     Args:
@@ -20,6 +24,7 @@ def conversion_table(model: ModelShape, stage: int, stages: int, chunks: int = 1
         stage: pipeline rank.
         stages: pipeline size.
         chunks: groups of layers of a stage; ``stages`` × ``chunks`` divides the number of layers.
+        expert_ranks: expert-parallel size; it divides the number of experts.
     """
     table: Table = {}
     embedding = (model.vocabulary, model.hidden)
@@ -29,7 +34,7 @@ def conversion_table(model: ModelShape, stage: int, stages: int, chunks: int = 1
     for chunk in range(chunks):
         first = (chunk * stages + stage) * layers
         for i in range(first, first + layers):
-            table |= _layer(model, f"decoder.layers.{i}.", f"model.layers.{i}.")
+            table |= _layer(model, f"decoder.layers.{i}.", f"model.layers.{i}.", expert_ranks)
     if stage == stages - 1:
         table["decoder.final_layernorm.weight"] = whole("model.norm.weight", (model.hidden,))
         if not model.tied:
@@ -39,9 +44,9 @@ def conversion_table(model: ModelShape, stage: int, stages: int, chunks: int = 1
     return table
 
 
-def _layer(model: ModelShape, ours: str, theirs: str) -> Table:
+def _layer(model: ModelShape, ours: str, theirs: str, expert_ranks: int) -> Table:
     """Return the parameters of a layer; ``ours`` and ``theirs`` are the prefixes of the names."""
-    attention, mlp = f"{theirs}self_attn.", f"{theirs}mlp."
+    attention = f"{theirs}self_attn."
     groups = (model.key_value_heads, model.heads // model.key_value_heads, model.head_size)
     table = {
         f"{ours}input_layernorm.weight": whole(f"{theirs}input_layernorm.weight", (model.hidden,)),
@@ -52,11 +57,11 @@ def _layer(model: ModelShape, ours: str, theirs: str) -> Table:
             [f"{attention}o_proj.weight"], (model.hidden, model.query), 1
         ),
         f"{ours}pre_mlp_layernorm.weight": whole(f"{theirs}post_attention_layernorm.weight", (model.hidden,)),
-        f"{ours}mlp.linear_fc1.weight": split(
-            [f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"], (model.intermediate, model.hidden), 0
-        ),
-        f"{ours}mlp.linear_fc2.weight": split([f"{mlp}down_proj.weight"], (model.hidden, model.intermediate), 1),
     }
+    if model.experts:
+        table |= _experts(model, f"{ours}mlp.", f"{theirs}mlp.", expert_ranks)
+    else:
+        table |= _mlp(model, f"{ours}mlp.", f"{theirs}mlp.")
     if model.biases:
         names = [f"{attention}{kind}_proj.bias" for kind in "qkv"]
         table[f"{ours}self_attention.linear_qkv.bias"] = heads(names, groups, ())
@@ -64,4 +69,23 @@ def _layer(model: ModelShape, ours: str, theirs: str) -> Table:
         for kind in "qk":
             norm = whole(f"{attention}{kind}_norm.weight", (model.head_size,))
             table[f"{ours}self_attention.{kind}_layernorm.weight"] = norm
+    return table
+
+
+def _mlp(model: ModelShape, ours: str, theirs: str, expert_rank: int | None = None) -> Table:
+    """Return the parameters of an MLP, or of an expert of an expert-parallel rank."""
+    inputs, outputs = (model.intermediate, model.hidden), (model.hidden, model.intermediate)
+    sources = {
+        f"{ours}linear_fc1.weight": split([f"{theirs}gate_proj.weight", f"{theirs}up_proj.weight"], inputs, 0),
+        f"{ours}linear_fc2.weight": split([f"{theirs}down_proj.weight"], outputs, 1),
+    }
+    return {name: replace(source, expert_rank=expert_rank) for name, source in sources.items()}
+
+
+def _experts(model: ModelShape, ours: str, theirs: str, ranks: int) -> Table:
+    """Return the parameters of the router and of the experts of all expert-parallel ranks."""
+    table = {f"{ours}router.weight": whole(f"{theirs}gate.weight", (model.experts, model.hidden))}
+    for expert in range(model.experts):
+        rank = expert * ranks // model.experts
+        table |= _mlp(model, f"{ours}experts.local_experts.{expert}.", f"{theirs}experts.{expert}.", rank)
     return table
