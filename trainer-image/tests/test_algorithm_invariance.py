@@ -15,7 +15,7 @@ from rljob.api.models import RLJob
 from rljob.protocol.batch_samples import SampleTokens
 from rljob.protocol.trainer_protocol import Train
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
-from rljob.trainer.backends.fsdp.critic import FsdpCritic
+from rljob.trainer.backends.trained_critic import TrainedCritic
 from rljob.trainer.frozen_models import load_critic, load_models
 from rljob.trainer.process_group import World
 
@@ -67,7 +67,7 @@ def update(
         sources = {model.name: Path(model.source) for model in job.spec.models if model.name in used}
         frozen = load_models(job.spec.algorithm, sources, source, backend)
         critic = load_critic(job.spec.algorithm, job.spec.trainer, {"policy": source}, source, backend, None)
-        networks = {"": backend} | ({"critic ": critic.network} if isinstance(critic, FsdpCritic) else {})
+        networks = {"": backend} | ({"critic ": critic.network} if isinstance(critic, TrainedCritic) else {})
 
         def weights(networks: dict[str, FsdpBackend] = networks) -> dict[str, Any]:
             return {

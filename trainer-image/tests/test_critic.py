@@ -27,7 +27,7 @@ from rljob.trainer.algorithms.advantages.gae import discounted_errors, lambda_of
 from rljob.trainer.algorithms.needs import requires
 from rljob.trainer.backends.base import SavedState
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
-from rljob.trainer.backends.fsdp.critic import FsdpCritic
+from rljob.trainer.backends.trained_critic import TrainedCritic
 from rljob.trainer.batch import Row, collate
 from rljob.trainer.batch_plan import split_minibatches
 from rljob.trainer.checkpoint import CheckpointStore, read_configuration, read_state
@@ -147,10 +147,10 @@ def test_targets_without_variance_are_not_explained():
 # --- with a model
 
 
-def make_critic(made: RLJob, backend: FsdpBackend, checkpoint: Path | None = None) -> FsdpCritic:
+def make_critic(made: RLJob, backend: FsdpBackend, checkpoint: Path | None = None) -> TrainedCritic[FsdpBackend]:
     sources = {model.name: Path(model.source) for model in made.spec.models}
     critic = load_critic(made.spec.algorithm, made.spec.trainer, sources, sources["policy"], backend, checkpoint)
-    assert isinstance(critic, FsdpCritic)
+    assert isinstance(critic, TrainedCritic)
     return critic
 
 
@@ -222,7 +222,7 @@ def plain_steps(made: RLJob, batches: list[tuple[Train, list[SampleTokens]]]) ->
     return policy, body, head
 
 
-def weights_of(critic: FsdpCritic) -> dict[str, torch.Tensor]:
+def weights_of(critic: TrainedCritic[FsdpBackend]) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in critic.network.named_tensors()}
 
 
@@ -277,7 +277,7 @@ def test_a_critic_of_several_turns_counts_values_at_the_models_tokens_only(world
         torch.testing.assert_close(found, expected.detach()[places - 1], rtol=0, atol=1e-5)
 
 
-def values_and_gradients(critic: FsdpCritic) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def values_and_gradients(critic: TrainedCritic[FsdpBackend]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the values at the model's tokens of rows of different lengths, and the gradients of a loss of them, in
     float64."""
     network = critic.network

@@ -14,9 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rljob.api.model_shape import shape_of
+from rljob.api.model_shape import ModelShape, shape_of
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.trainer import preflight
+from rljob.trainer.backends.expert_tensors import by_expert, of_layer
+from rljob.trainer.backends.fsdp.read_weights import StoredTensor
 from rljob.trainer.backends.megatron import supported_layouts
 from rljob.trainer.backends.megatron.context_parallel import natural_order, own_positions
 from rljob.trainer.backends.megatron.cpu_shims import megatron_on
@@ -59,6 +61,46 @@ def test_parts_of_all_ranks_and_stages_are_the_tensors_of_the_file(model_directo
             ("k_proj", 8, 16),
             ("v_proj", 8, 16),
         ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_experts_are_divided_and_their_parts_are_the_tensors_of_the_file(ranks):
+    shape = ModelShape(5, 8, 6, 2, 2, 2, 4, norms_heads=True, experts=4, active_experts=2)
+    table = conversion_table(shape, expert_ranks=2)
+    stored = {name: torch.randn(size) for source in table.values() for name, size in source.shapes.items()}
+    assert sum(tensor.numel() for tensor in stored.values()) == shape.parameters
+    for name, source in table.items():
+        if "local_experts" in name:
+            assert source.expert_rank == (1 if ".local_experts.2." in name or ".local_experts.3." in name else 0)
+        else:
+            assert source.expert_rank is None
+            continue
+        held = []
+        for rank in range(ranks):
+            pieces = [stored[piece.name][piece.index] for piece in source.pieces(rank, ranks)]
+            part = torch.full(torch.cat(pieces, source.dim).shape, torch.nan)
+            source.read(stored.__getitem__, rank, ranks, part)
+            held.append(part)
+        assert all(torch.equal(tensor, stored[full]) for full, tensor in source.merge(held).items()), name
+
+
+def test_a_tensor_of_a_layer_has_the_experts_one_after_the_other():
+    """As checkpoints of the FSDP2 backend have them; read from a file, and put together again for that backend."""
+    layer, generator = "model.layers.0.mlp.experts", torch.Generator().manual_seed(0)
+    both = {
+        f"{layer}.gate_up_proj": torch.randn(3, 8, 5, generator=generator),
+        f"{layer}.down_proj": torch.randn(3, 5, 4, generator=generator),
+    }
+    stored = {name: StoredTensor(tensor, tuple(tensor.shape)) for name, tensor in both.items()}
+    found = by_expert(stored | {"model.norm.weight": StoredTensor(torch.ones(5), (5,))})
+    assert len(found) == 10 and found[f"{layer}.2.up_proj.weight"].shape == (4, 5)
+    up = both[f"{layer}.gate_up_proj"][2, 4:]
+    assert torch.equal(found[f"{layer}.2.up_proj.weight"].content[(slice(1, 3),)], up[1:3])
+    down = found[f"{layer}.1.down_proj.weight"].content[(slice(None), slice(2, 4))]
+    assert torch.equal(down, both[f"{layer}.down_proj"][1][:, 2:4])
+    for name, tensor in both.items():
+        again = of_layer(name, range(1, 3), lambda each: found[each].content[(slice(None),)])
+        assert torch.equal(again, tensor[1:3])
 
 
 def test_groups_of_layers_alternate_between_stages(model_directory):
@@ -166,6 +208,9 @@ def edited(model: Path, into: Path, **values: Any) -> Path:
     return into
 
 
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+
+
 @pytest.mark.parametrize(
     ("changes", "parallelism", "sentence"),
     [
@@ -174,9 +219,12 @@ def edited(model: Path, into: Path, **values: Any) -> Path:
         ({"num_key_value_heads": 4, "intermediate_size": 46}, {"tensor": 4}, "4 does not divide the 46 elements of"),
         ({"num_hidden_layers": 4}, {"pipeline": 2, "virtual_pipeline": 2}, None),
         ({}, {"pipeline": 2, "virtual_pipeline": 2}, "virtualPipeline: pipeline 2 × 2 does not divide the 2 layers"),
+        (EXPERTS, {"expert": 2, "tensor": 2}, None),
+        (EXPERTS, {"expert": 4}, "spec.trainer.parallelism.expert: 4 does not divide the 6 experts of a layer; set a"),
+        (EXPERTS | {"mlp_only_layers": [0]}, {}, "does not support a value for mlp_only_layers of config.json"),
         ({}, {"expert": 2}, "spec.trainer.parallelism.expert: the model has no experts; remove it"),
         ({}, {"pipeline": 4}, "spec.trainer.parallelism.pipeline: 4 does not divide the 2 layers of the model"),
-        ({"model_type": "gemma3_text"}, {}, "megatron trains models of type qwen2, qwen3, llama, not gemma3_text"),
+        ({"model_type": "gemma3_text"}, {}, "models of type qwen2, qwen3, llama, qwen3_moe, not gemma3_text"),
         ({"use_sliding_window": True}, {}, "megatron does not support True for use_sliding_window of config.json"),
         ({"rope_parameters": {"rope_type": "yarn"}}, {}, "megatron does not support yarn for rope_type"),
         ({"attention_bias": True}, {}, "megatron does not support True for attention_bias of config.json; set fsdp"),

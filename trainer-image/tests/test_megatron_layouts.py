@@ -235,13 +235,25 @@ def split(layout: dict[str, Any]) -> dict[str, Any]:
 
 PACKED = {"packing": "varlen", "recompute": "layer"}
 INTERLEAVED = {"pipeline": 2, "virtualPipeline": 2}
-KINDS = supported_layouts.FAMILIES if THOROUGH else ("qwen2",)
+DENSE = [kind for kind in supported_layouts.FAMILIES if kind != "qwen3_moe"]
+thorough = pytest.mark.skipif(not THOROUGH, reason="make thorough")
 LAYOUTS = [
     pytest.param(2, [PACKED | {"tensor": 2}, {}, INTERLEAVED, {"context": 2}], id="2 ranks"),
     pytest.param(
         *(4, [{"tensor": 2, "pipeline": 2}, {"tensor": 2, "context": 2}, PACKED | {"pipeline": 2}, INTERLEAVED]),
         id="4 ranks",
-        marks=pytest.mark.skipif(not THOROUGH, reason="make thorough"),
+        marks=thorough,
+    ),
+]
+OF_EXPERTS = [
+    pytest.param(2, [{"expert": 2}], id="2 ranks"),
+    pytest.param(
+        *(2, [PACKED | {"tensor": 2}, {"expert": 2, "context": 2}, {"pipeline": 2}]), id="more", marks=thorough
+    ),
+    pytest.param(
+        *(4, [{"tensor": 2, "expert": 2}, INTERLEAVED | {"expert": 2}, {"expert": 4, "context": 2}]),
+        id="4 ranks",
+        marks=thorough,
     ),
 ]
 
@@ -249,8 +261,21 @@ LAYOUTS = [
 @pytest.mark.parametrize(("ranks", "layouts"), LAYOUTS)
 def test_layouts_train_like_transformers_and_resume_each_others_checkpoints(job, tmp_path, ranks, layouts):
     """Traps: norms without marks, padded vocabulary, a loss that the schedule divides, moments that are not loaded."""
-    sources = {kind: small_model(tmp_path / f"model-{kind}", kind, False) for kind in KINDS}
+    kinds = DENSE if THOROUGH else ["qwen2"]
+    sources = {kind: small_model(tmp_path / f"model-{kind}", kind, False) for kind in kinds}
     sources["tied"] = small_model(tmp_path / "model-tied", "qwen2", True)
+    check(job, tmp_path, ranks, layouts, sources)
+
+
+@pytest.mark.parametrize(("ranks", "layouts"), OF_EXPERTS)
+def test_experts_train_like_those_of_transformers_and_resume_with_fsdp(job, tmp_path, ranks, layouts):
+    """Traps: exchanges of different sizes, probabilities before the choice of experts, names in files."""
+    source = small_model(tmp_path / "model", "qwen3_moe", False)
+    check(job, tmp_path, ranks, layouts, {"experts": source})
+
+
+def check(job: Any, tmp_path: Path, ranks: int, layouts: Sequence[dict[str, Any]], sources: dict[str, Path]) -> None:
+    """Train the models in the layouts, resume, and compare everything with transformers."""
     trainer = {"processesPerNode": ranks, "optimizer": OPTIMIZER}
     jobs = [job(trainer=trainer | {"backend": "megatron"} | split(layout)) for layout in layouts]
     by_rank = on_ranks(ranks, train_models, sources, jobs, tmp_path)
@@ -266,8 +291,9 @@ def test_layouts_train_like_transformers_and_resume_each_others_checkpoints(job,
                 torch.testing.assert_close(resumed, torch.tensor(weight), rtol=0, atol=1e-5)
         assert all((first["resumed"][key] == weight).all() for key, weight in first["weights"].items()), "bit-equal"
         (by_fsdp,) = on_ranks(1, resume_by_fsdp, job(trainer={"optimizer": OPTIMIZER}), storage / "0")
+        of_fsdp = in_files({key: torch.tensor(weight) for key, weight in by_fsdp.items()})
         for key, weight in expected["weights"].items():
-            torch.testing.assert_close(torch.tensor(by_fsdp[key]).double(), weight, rtol=0, atol=1e-5)
+            torch.testing.assert_close(of_fsdp[key].double(), weight, rtol=0, atol=1e-5)
         checkpoint = CheckpointStore(storage / "0").path(STEPS - 1)
         stored = [name for file in checkpoint.glob("model*.safetensors") for name in load_file(file)]
         assert sorted(stored) == sorted(expected["weights"])

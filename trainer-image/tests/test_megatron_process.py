@@ -14,10 +14,10 @@ from rljob.protocol import trainer_protocol as m
 from rljob.trainer.metrics import METRICS
 
 THOROUGH = bool(os.environ.get("RLJOB_THOROUGH"))
-LAYOUTS = {"tensor": {"tensor": 2}, "data": {}, "pipeline": {"pipeline": 2}}
+LAYOUTS = {"tensor": {"tensor": 2}, "data": {}, "pipeline": {"pipeline": 2}, "context": {"context": 2}}
 
 
-@pytest.mark.skipif(not THOROUGH, reason="make thorough: twelve trainer processes")
+@pytest.mark.skipif(not THOROUGH, reason="make thorough: sixteen trainer processes")
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_killed_trainers_resume_to_the_same_bits_and_fsdp_resumes_their_checkpoint(
     tmp_path, model_directory, job, batch, coordinator, start, layout

@@ -18,11 +18,9 @@ from rljob.api.algorithm_presets import (
     READERS,
     ZERO_FOR_ONE_SAMPLE,
     chosen,
-    frozen_models,
     is_read,
     model_pools,
     penalizes_rewards,
-    role_kind,
     uses_critic,
 )
 from rljob.api.reward_checks import reward_problems
@@ -140,12 +138,6 @@ def _frozen(spec: RLJobSpec) -> Iterator[str]:
                 f"models[{i}]: no field uses the model {name}; name it in algorithm.referenceModel, "
                 "algorithm.teachers[].model, algorithm.criticModel or rollouts[].model, or remove it"
             )
-    if spec.trainer.backend == "megatron" and (roles := frozen_models(algorithm)):
-        kinds = dict.fromkeys(map(role_kind, roles))
-        yield (
-            f"trainer.backend: megatron runs no {' and no '.join(kinds)} model; set fsdp, or remove klCoefficient, "
-            "referenceModel and teachers[].model from algorithm"
-        )
 
 
 def _pools(spec: RLJobSpec) -> Iterator[str]:
@@ -188,11 +180,6 @@ def _critic(spec: RLJobSpec) -> Iterator[str]:
                 f"{' or '.join(NEEDS_VALUES)}"
             )
         return
-    if spec.trainer.backend == "megatron":
-        yield (
-            "trainer.backend: megatron trains no critic; set fsdp, or an algorithm.advantage other than "
-            f"{' and '.join(NEEDS_VALUES)} and no algorithm.criticModel"
-        )
     warmup = chosen(algorithm, "critic_warmup_steps")
     if 0 < steps <= warmup:
         yield (

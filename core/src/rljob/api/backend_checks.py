@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from pydantic.alias_generators import to_camel
 
@@ -49,14 +50,12 @@ _PARALLELISMS = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 def _sizes_of_megatron() -> Iterator[UnsupportedField]:
     for name in _PARALLELISMS:
         field = f"parallelism.{to_camel(name)}"
-        yield UnsupportedField(
-            "fsdp", field, lambda trainer, name=name: _size(trainer, name) > 1, f"self.{field} == 1", NEEDS_MEGATRON
-        )
+        yield UnsupportedField("fsdp", field, partial(_divides, name), f"self.{field} == 1", NEEDS_MEGATRON)
 
 
-def _size(trainer: Trainer, name: str) -> int:
-    size: int = getattr(trainer.parallelism, name)
-    return size
+def _divides(name: str, trainer: Trainer) -> bool:
+    """Return whether a size of the parallelism is above 1."""
+    return bool(getattr(trainer.parallelism, name) > 1)
 
 
 UNSUPPORTED = (

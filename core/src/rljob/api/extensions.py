@@ -32,7 +32,7 @@ BUILTIN_BACKENDS = {
     "fsdp": Builtin("rljob.trainer.backends.fsdp.backend:FsdpBackend", "PyTorch FSDP2"),
     "megatron": Builtin(
         "rljob.trainer.backends.megatron.megatron_backend:MegatronBackend",
-        "Megatron-Core, for models of type qwen2, qwen3 and llama",
+        "Megatron-Core, for models of type qwen2, qwen3, llama and qwen3_moe",
     ),
 }
 BUILTIN_LOOPS = {

@@ -145,5 +145,6 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         tied=bool(config.get("tie_word_embeddings", False)),
         biases=kind == "qwen2" or bool(config.get("attention_bias", False)),
         norms_heads=kind in ("qwen3", "qwen3_moe"),
-        **dict(zip(("experts", "active_experts"), of_experts, strict=False)),
+        experts=of_experts[0] if of_experts else 0,
+        active_experts=of_experts[1] if of_experts else 0,
     )

@@ -290,6 +290,38 @@ def read_optimizer_tensor(checkpoint: Path, name: str, rows: slice | EllipsisTyp
         raise ModelError(f"{name} cannot be read from {path} ({error!r})") from None
 
 
+def optimizer_files(checkpoint: Path) -> list[Path]:
+    """Return the files with the tensors of the optimizer of a checkpoint.
+
+    Raises:
+        ModelError: their index cannot be read.
+    """
+    index = checkpoint / index_name(OPTIMIZER_FILE)
+    if not index.exists():
+        return [checkpoint / OPTIMIZER_FILE]
+    try:
+        names = json.loads(index.read_bytes())["weight_map"].values()
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{index} cannot be read ({error!r})") from None
+    return [index.with_name(name) for name in sorted(set(names))]
+
+
+def optimizer_names(checkpoint: Path) -> set[str]:
+    """Return the names of the tensors of the optimizer of a checkpoint.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    names: set[str] = set()
+    for path in optimizer_files(checkpoint):
+        try:
+            with safe_open(path, "pt") as file:
+                names.update(file.keys())
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{path} cannot be read ({error!r})") from None
+    return names
+
+
 def read_configuration(source: Path) -> dict[str, bytes]:
     """Return the files of a Hugging Face directory besides weights, by name: configuration, tokenizer."""
     return {

@@ -19,8 +19,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
 from rljob.api.roles import Optimizer, Trainer
-from rljob.trainer.backends.base import Loss, OptimizerUpdate, Output, SavedState
-from rljob.trainer.backends.fsdp.critic import FsdpCritic, fill_head, give_head, reset_head
+from rljob.trainer.backends.base import Loss, OptimizerUpdate, Output, SavedState, ValueLoss
+from rljob.trainer.backends.fsdp.critic import fill_head, give_head, reset_head
 from rljob.trainer.backends.fsdp.frozen_model import FrozenFsdpModel
 from rljob.trainer.backends.fsdp.gather_weights import assign_tensors, own_tensors, whole_tensors
 from rljob.trainer.backends.fsdp.lora import Adapters
@@ -31,6 +31,7 @@ from rljob.trainer.backends.fsdp.packing import choose_layout
 from rljob.trainer.backends.fsdp.read_weights import meta_model, read_weights
 from rljob.trainer.backends.fsdp.sharded_adamw import MOMENTS, ShardedAdamW, read_shard
 from rljob.trainer.backends.fsdp.sharding import free_whole_parameters, make_mesh, shard
+from rljob.trainer.backends.trained_critic import TrainedCritic
 from rljob.trainer.batch import Microbatch
 from rljob.trainer.checkpoint import read_state
 from rljob.trainer.metrics import Stopwatch
@@ -123,9 +124,9 @@ class FsdpBackend:
             outputs.append(output.detach())
         return outputs
 
-    def values(self, microbatch: Microbatch) -> Tensor:
-        """Return what the output layer of a critic gives for the targets, (B, K)."""
-        return self._logprobs.values(microbatch)
+    def run_values(self, microbatches: Sequence[Microbatch], loss: ValueLoss | None) -> list[Tensor]:
+        """Return what the output layer of a critic gives for the targets, (B, K); see :class:`Critic`."""
+        return self.passes(microbatches, self._logprobs.values, loss)
 
     def _exchange(self, last: bool) -> None:
         """Set what the next backward pass exchanges. Before the last one of an update, copies of the model exchange
@@ -159,10 +160,10 @@ class FsdpBackend:
         """Return a model that is not trained, sharded like this one; see :class:`LoadsFrozenModels`."""
         return FrozenFsdpModel(source, self._settings_of_others(), self._mesh, self.world)
 
-    def load_critic(self, source: Path, optimizer: Optimizer) -> FsdpCritic:
+    def load_critic(self, source: Path, optimizer: Optimizer) -> TrainedCritic[FsdpBackend]:
         """Return a critic, sharded like this model; see :class:`TrainsCritic`. All its parameters are trained."""
         settings = self._settings_of_others().model_copy(update={"optimizer": optimizer, "lora": None})
-        return FsdpCritic(FsdpBackend(source, settings, self.world, values=True))
+        return TrainedCritic(FsdpBackend(source, settings, self.world, values=True))
 
     def _settings_of_others(self) -> Trainer:
         """Return the settings of models beside this one, which get their inputs in its layout."""

@@ -1,31 +1,19 @@
-"""A critic: a transformers model whose output layer gives the value of the state before each token.
+"""The output layer of a critic that is a transformers model: the value of the state before each token.
 
-It is a network of the FSDP2 backend with an optimizer of its own. The values of a new critic are 0.
+The values of a new critic are 0.
 
 Shapes: B rows of a microbatch, K positions of a row that may hold the model's tokens, H features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
-
-from rljob.trainer.backends.base import OptimizerUpdate, ValueLoss
-from rljob.trainer.batch import Microbatch
-from rljob.trainer.checkpoint import read_optimizer_tensor
-
-if TYPE_CHECKING:  # the backend makes critics
-    from rljob.trainer.backends.fsdp.backend import FsdpBackend
-
-PREFIX, WEIGHT, UPDATES = "critic.", "weight", "updates"
-"""Parts of the names of a critic's tensors in a checkpoint."""
 
 
 class ValueHead(torch.nn.Linear):
@@ -67,39 +55,3 @@ def reset_head(parameters: Mapping[str, DTensor], names: Iterable[str]) -> None:
     with torch.no_grad():
         for name in names:
             parameters[name].to_local().zero_()
-
-
-class FsdpCritic:
-    """See :class:`rljob.trainer.backends.base.Critic`.
-
-    Args:
-        network: with an output layer of :func:`give_head`.
-    """
-
-    def __init__(self, network: FsdpBackend) -> None:
-        self.network = network
-
-    def run(self, microbatches: Sequence[Microbatch], loss: ValueLoss | None) -> list[Tensor]:
-        """Return the values (B, K) of each microbatch; see :meth:`Critic.run`."""
-        return self.network.passes(microbatches, self.network.values, loss)
-
-    def update(self, step: int) -> OptimizerUpdate:
-        """Clip the gradient, apply AdamW, clear the gradient."""
-        return self.network.update(step)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the seconds since the last call."""
-        return {"seconds_critic": sum(self.network.metrics().values())}
-
-    def save(self) -> dict[str, Tensor]:
-        """Return this rank's part: ``critic.weight.NAME``, ``critic.exp_avg.NAME``, ``critic.exp_avg_sq.NAME``, and
-        ``critic.updates``."""
-        saved = self.network.save()
-        tensors = {f"{WEIGHT}.{name}": tensor for name, tensor in saved.weights.items()} | saved.optimizer
-        tensors[UPDATES] = torch.tensor(self.network.updates)
-        return {f"{PREFIX}{name}": tensor for name, tensor in tensors.items()}
-
-    def load(self, checkpoint: Path) -> None:
-        """Load weights, moments and number of updates."""
-        updates = int(read_optimizer_tensor(checkpoint, f"{PREFIX}{UPDATES}"))
-        self.network.restore(checkpoint, updates, PREFIX, f"{PREFIX}{WEIGHT}.")

@@ -132,16 +132,25 @@ def local_rows(parameter: Tensor) -> slice:
 
 def open_tensors(source: Path, files: ExitStack) -> dict[str, StoredTensor]:
     """Return the tensors of a directory by name; nothing is read yet."""
-    stored = {}
+    stored: dict[str, StoredTensor] = {}
     for path in model_directory.weight_files(source):
         if path.suffix == ".safetensors":
-            opened = files.enter_context(safe_open(path, "pt"))
-            for name in opened.keys():  # noqa: SIM118 - safe_open does not return a mapping
-                content = opened.get_slice(name)
-                stored[name] = StoredTensor(content, tuple(content.get_shape()))
+            stored |= open_safetensors(path, files)
         else:
             stored |= {name: StoredTensor(tensor, tuple(tensor.shape)) for name, tensor in _unpickled(path).items()}
     return stored
+
+
+def open_safetensors(path: Path, files: ExitStack) -> dict[str, StoredTensor]:
+    """Return the tensors of a safetensors file by name; nothing is read yet.
+
+    Raises:
+        OSError: the file cannot be opened.
+        SafetensorError: the file is damaged.
+    """
+    opened = files.enter_context(safe_open(path, "pt"))
+    slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - safe_open is no mapping
+    return {name: StoredTensor(content, tuple(content.get_shape())) for name, content in slices.items()}
 
 
 def _unpickled(path: Path) -> dict[str, Tensor]:

@@ -86,8 +86,10 @@ def packed_attention(
         _others: further arguments of transformers; :mod:`rljob.trainer.backends.fsdp.packing` knows those that matter.
     """
     if has_kernel(query_1HTD.device, query_1HTD.dtype, query_1HTD.shape[-1]):
-        of_rows = (part[0].transpose(0, 1) for part in (query_1HTD, key_1HTD, value_1HTD))
-        result_THD = variable_length_attention(*of_rows, cu_seq_lens_q, max_length_q, scaling, sliding_window)
+        query_THD, key_THD, value_THD = (part[0].transpose(0, 1) for part in (query_1HTD, key_1HTD, value_1HTD))
+        result_THD = variable_length_attention(
+            query_THD, key_THD, value_THD, cu_seq_lens_q, max_length_q, scaling, sliding_window
+        )
         return result_THD.unsqueeze(0), None
     lengths = cu_seq_lens_q.diff().tolist()
     rows = zip(*(part.split(lengths, dim=2) for part in (query_1HTD, key_1HTD, value_1HTD)), strict=True)

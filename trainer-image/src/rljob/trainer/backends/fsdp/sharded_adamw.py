@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from torch.distributed.tensor import DTensor
 
 from rljob.api.roles import Optimizer
 from rljob.trainer.backends.base import OptimizerUpdate
+from rljob.trainer.backends.expert_tensors import OF_LAYER, of_layer
 from rljob.trainer.backends.fsdp.read_weights import local_rows
-from rljob.trainer.checkpoint import read_optimizer_tensor
+from rljob.trainer.checkpoint import optimizer_names, read_optimizer_tensor
 from rljob.trainer.learning_rate import learning_rate
 from rljob.trainer.process_group import World
 
@@ -137,8 +139,15 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 
 
 def read_shard(checkpoint: Path, name: str, parameter: DTensor) -> Tensor:
-    """Return this rank's rows of a tensor of a checkpoint's optimizer that has the shape of ``parameter``."""
-    mapped = read_optimizer_tensor(checkpoint, name, local_rows(parameter))
+    """Return this rank's rows of a tensor of a checkpoint's optimizer that has the shape of ``parameter``. A checkpoint
+    of another backend has the tensors of experts by expert."""
+    rows = local_rows(parameter)
+    if OF_LAYER.fullmatch(name) and name not in optimizer_names(checkpoint):
+        experts = range(rows.start, rows.stop)
+        if not experts:
+            return torch.empty(0, *parameter.shape[1:], device=parameter.device)
+        return of_layer(name, experts, partial(read_optimizer_tensor, checkpoint)).to(parameter.device)
+    mapped = read_optimizer_tensor(checkpoint, name, rows)
     return mapped.to(parameter.device, copy=True)
 
 

@@ -58,7 +58,7 @@ def _reduce_scatter(output: Tensor, tensors: Sequence[Tensor], group: dist.Proce
             output.copy_(own)
 
 
-_IS_CUDA = Tensor.is_cuda.__get__
+_IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined] # a property of the class
 
 
 class _CudaMeansCpu(TorchFunctionMode):

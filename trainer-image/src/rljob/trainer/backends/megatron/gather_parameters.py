@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
 
+from rljob.trainer.backends.expert_tensors import by_expert
 from rljob.trainer.backends.fsdp.gather_weights import assign_tensors
 from rljob.trainer.backends.fsdp.read_weights import StoredTensor, open_tensors
 from rljob.trainer.backends.megatron.process_grid import ProcessGrid
@@ -30,6 +31,7 @@ class ParameterExchange:
         tables: of all pipeline stages.
         shapes: of this rank's parameters, by name.
         copies: name → the tensor that it must equal, where a file may have both: a tied head.
+        added: names of tensors that are not the model's own: no file is read for them.
     """
 
     def __init__(
@@ -38,8 +40,9 @@ class ParameterExchange:
         tables: list[Table],
         shapes: Mapping[str, torch.Size],
         copies: Mapping[str, str],
+        added: Collection[str] = (),
     ) -> None:
-        self._grid, self._tables, self._shapes, self._copies = grid, tables, shapes, copies
+        self._grid, self._tables, self._shapes, self._copies, self._added = grid, tables, shapes, copies, added
         assert self._own.keys() == shapes.keys(), self._own.keys() ^ shapes.keys()
 
     @property
@@ -142,9 +145,11 @@ class ParameterExchange:
         problem: ModelError | None = None
         try:
             with ExitStack() as files, torch.no_grad():
-                stored = open_tensors(source, files)
+                stored = by_expert(open_tensors(source, files))
                 self._check(source, stored)
-                for name in self._own:
+                for name, entry in self._own.items():
+                    if entry.shapes.keys() <= set(self._added):
+                        continue
                     assign(name, self.read(lambda full: stored[full].content, name))
         except ModelError as error:
             problem = error
@@ -155,10 +160,11 @@ class ParameterExchange:
     def _check(self, source: Path, stored: Mapping[str, StoredTensor]) -> None:
         """Refuse weights that are not those of the model."""
         entries = [entry for table in self._tables for entry in table.values()]
-        shapes = {name: shape for entry in entries for name, shape in entry.shapes.items()}
+        found_in = (item for entry in entries for item in entry.shapes.items())
+        shapes = {name: shape for name, shape in found_in if name not in self._added}
         found = {
             "missing keys": shapes.keys() - stored.keys(),
-            "unexpected keys": stored.keys() - shapes.keys() - self._copies.keys(),
+            "unexpected keys": stored.keys() - shapes.keys() - self._copies.keys() - set(self._added),
             "mismatched keys": {name for name in shapes.keys() & stored.keys() if stored[name].shape != shapes[name]},
         }
         for problem, names in found.items():

@@ -14,12 +14,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rljob.api.roles import Trainer
+from rljob.api.roles import Optimizer, Trainer
 from rljob.trainer.backends.base import Loss, OptimizerUpdate, Output, SavedState
+from rljob.trainer.backends.megatron.frozen_network import FrozenMegatronModel
 from rljob.trainer.backends.megatron.megatron_network import MegatronNetwork
 from rljob.trainer.backends.megatron.process_grid import make_grid
 from rljob.trainer.backends.megatron.stage_inputs import packed_rows
 from rljob.trainer.backends.megatron.trained_network import TrainedNetwork
+from rljob.trainer.backends.megatron.value_network import MegatronValues
+from rljob.trainer.backends.trained_critic import TrainedCritic
 from rljob.trainer.batch import Microbatch
 from rljob.trainer.checkpoint import read_state
 from rljob.trainer.process_group import World
@@ -38,6 +41,7 @@ class MegatronBackend:
     """
 
     def __init__(self, source: Path, settings: Trainer, world: World) -> None:
+        self._settings = settings
         self._grid = make_grid(world, settings.parallelism)
         self.world = self._grid.world
         self._network = MegatronNetwork(source, settings, self._grid)
@@ -78,6 +82,18 @@ class MegatronBackend:
     def load(self, checkpoint: Path) -> None:
         """Load the moments and the number of updates of a checkpoint."""
         self._trained.restore(checkpoint, read_state(checkpoint).updates)
+
+    def load_frozen(self, source: Path) -> FrozenMegatronModel:
+        """Return a model that is not trained, in this layout; see :class:`LoadsFrozenModels`."""
+        return FrozenMegatronModel(source, self._settings_of_others(), self._grid)
+
+    def load_critic(self, source: Path, optimizer: Optimizer) -> TrainedCritic[MegatronValues]:
+        """Return a critic in this layout; see :class:`TrainsCritic`."""
+        return TrainedCritic(MegatronValues(source, self._settings_of_others(), optimizer, self._grid))
+
+    def _settings_of_others(self) -> Trainer:
+        """Return the settings of models beside this one, which get their inputs in its layout."""
+        return self._settings.model_copy(update={"packing": "varlen" if self.packs else "none"})
 
 
 def _output(results_BKE: Tensor, entropy: bool) -> Output:

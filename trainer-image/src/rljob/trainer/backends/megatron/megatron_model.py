@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.functional import silu
 from transformers import PretrainedConfig
 
@@ -34,6 +35,7 @@ def build_stage(
     grid: ProcessGrid,
     dtype: torch.dtype,
     recomputes: bool = False,
+    head: Callable[[int, int], Module] | None = None,
 ) -> list[GPTModel]:
     """Return this rank's parts of the model, one for each group of layers; their weights are not initialized.
 
@@ -45,6 +47,7 @@ def build_stage(
         dtype: of the parameters.
         recomputes: whether the backward pass computes each layer again from its input. The library's own recomputation
             keeps the state of random numbers, which a model without dropout does not need.
+        head: makes an output layer of values, from the numbers of its inputs and outputs.
     """
     settings = _settings(config, shape, grid, dtype)
     layer = get_gpt_layer_local_spec(
@@ -70,6 +73,8 @@ def build_stage(
             rotary_base=config.rope_parameters["rope_theta"],
             vp_stage=chunk if grid.chunks > 1 else None,
         )
+        if head is not None and model.post_process:
+            model.output_layer = head(shape.hidden, 1)
         chunks.append(model.to(device=grid.world.device, dtype=dtype))
         if recomputes:
             recompute(model.decoder.layers)

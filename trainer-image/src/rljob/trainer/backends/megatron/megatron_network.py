@@ -8,6 +8,7 @@ Shapes: B rows of a microbatch, K positions of a row that may hold the model's t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import Module
 from transformers import AutoConfig
 
 from rljob.api.model_shape import shape_of
@@ -22,7 +24,7 @@ from rljob.api.roles import Trainer
 from rljob.trainer import model_directory
 from rljob.trainer.backends.fsdp.row_attention import has_kernel
 from rljob.trainer.backends.megatron.cpu_shims import megatron_on
-from rljob.trainer.backends.megatron.families.dense_decoder import EMBEDDING, HEAD, conversion_table
+from rljob.trainer.backends.megatron.families.dense_decoder import EMBEDDING, HEAD, VALUE_HEAD, conversion_table
 from rljob.trainer.backends.megatron.gather_parameters import Assign, ParameterExchange
 from rljob.trainer.backends.megatron.megatron_library import (
     DistributedDataParallel,
@@ -54,17 +56,28 @@ class MegatronNetwork:
         settings: the job's trainer.
         grid: the ranks.
         trained: whether it has gradients.
+        head: makes another output layer, from the numbers of its inputs and outputs, which gives values; its weights
+            are not read from ``source``.
 
     Raises:
         ModelError: the directory has no model that can be computed, or not in this layout.
     """
 
-    def __init__(self, source: Path, settings: Trainer, grid: ProcessGrid, trained: bool = True) -> None:
+    def __init__(
+        self,
+        source: Path,
+        settings: Trainer,
+        grid: ProcessGrid,
+        trained: bool = True,
+        head: Callable[[int, int], Module] | None = None,
+    ) -> None:
         shape = shape_of(source)
         if found := [*model_directory.problems(source), *problems(source, settings)]:
             raise ModelError("; ".join(found))
         assert shape is not None, "problems() has checked the model"
-        self.grid = grid
+        if head is not None:
+            shape = replace(shape, tied=False, values=True)
+        self.grid, self._gives_values = grid, head is not None
         self.dtype: torch.dtype = getattr(torch, str(settings.dtype))
         self.vocabulary = shape.vocabulary
         device = grid.world.device
@@ -78,11 +91,12 @@ class MegatronNetwork:
         config = AutoConfig.from_pretrained(source, local_files_only=True)
         recomputes = trained and settings.recompute == "layer"
         with megatron_on(device):
-            models = build_stage(config, shape, tables[grid.stage], grid, self.dtype, recomputes)
+            models = build_stage(config, shape, tables[grid.stage], grid, self.dtype, recomputes, head)
             self.chunks: list[Any] = [_with_gradients(model) for model in models] if trained else models
         self.parameters = named_parameters(models, shape, grid)
         shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
-        self.exchange = ParameterExchange(grid, tables, shapes, {HEAD: EMBEDDING} if shape.tied else {})
+        copies = {HEAD: EMBEDDING} if shape.tied else {}
+        self.exchange = ParameterExchange(grid, tables, shapes, copies, VALUE_HEAD if shape.values else frozenset())
         first, last = share(shape.vocabulary, grid.tensor_rank, grid.tensor_size)
         self._vocabulary_part = VocabularyPart(first, last - first, grid.tensor_group)
         self._kept = KeptPositions(models[-1], grid)
@@ -94,7 +108,8 @@ class MegatronNetwork:
         self.exchange.read_files(source, assign)
 
     def run(self, microbatches: Sequence[Microbatch], loss: TensorLoss | None, entropy: bool = False) -> list[Tensor]:
-        """Run the microbatches through the stages; return log-probabilities, and entropies on request, (B, K, E).
+        """Run the microbatches through the stages; return log-probabilities, and entropies on request, (B, K, E), or
+        values (B, K, 1).
 
         The last stage has the results and calls the loss within the schedule. Then the other stages get the results
         and call the loss too, because it collects metrics.
@@ -140,6 +155,8 @@ class MegatronNetwork:
     def _results(self, output: Tensor, inputs: StageInputs, entropy: bool) -> Tensor:
         """Return the results of this rank's targets (B, k, E) from what the output layer gives (B, k, V)."""
         logits = output.view(*inputs.targets.shape, -1)
+        if self._gives_values:
+            return logits
         return split_token_logprobs(logits, inputs.targets, inputs.temperature, self._vocabulary_part, entropy=entropy)
 
     def _run_schedule(self, forward: Any, inputs: Sequence[StageInputs], forward_only: bool) -> None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from rljob.api.roles import Optimizer
 from rljob.trainer.backends.base import OptimizerUpdate, SavedState
+from rljob.trainer.backends.expert_tensors import by_expert
+from rljob.trainer.backends.fsdp.read_weights import StoredTensor, open_safetensors
 from rljob.trainer.backends.fsdp.sharded_adamw import MOMENTS
 from rljob.trainer.backends.megatron.cpu_shims import megatron_on
 from rljob.trainer.backends.megatron.distributed_adamw import WEIGHT, DistributedAdamW
 from rljob.trainer.backends.megatron.megatron_library import finalize_model_grads
 from rljob.trainer.backends.megatron.megatron_network import MegatronNetwork
-from rljob.trainer.checkpoint import read_optimizer_tensor
+from rljob.trainer.checkpoint import optimizer_files
+from rljob.trainer.errors import ModelError
 from rljob.trainer.metrics import Stopwatch
 
 
@@ -85,20 +91,40 @@ class TrainedNetwork:
             weights: that of the names of the parameters; None: they are loaded already.
         """
         self._optimizer.updates = updates
-        for name, parameter in self._network.parameters.items():
-            if weights is not None:
-                self._assign_weight(name, self._stored(checkpoint, weights, name))
-            found = {kind: self._stored(checkpoint, f"{moments}{kind}.", name) for kind in MOMENTS}
-            self._optimizer.assign_moments(parameter, found)
+        with ExitStack() as files:
+            stored = by_expert(_open(checkpoint, files))
 
-    def _stored(self, checkpoint: Path, prefix: str, name: str) -> Tensor:
-        def whole(full: str) -> Tensor:
-            return read_optimizer_tensor(checkpoint, f"{prefix}{full}")
+            def read(prefix: str, name: str) -> Tensor:
+                def content(full: str) -> Any:
+                    if (tensor := stored.get(f"{prefix}{full}")) is None:
+                        raise ModelError(f"{checkpoint} has no {prefix}{full}; resume from another checkpoint")
+                    return tensor.content
 
-        return self._network.exchange.read(whole, name).to(self._device)
+                return self._network.exchange.read(content, name).to(self._device)
+
+            for name, parameter in self._network.parameters.items():
+                if weights is not None:
+                    self._assign_weight(name, read(weights, name))
+                found = {kind: read(f"{moments}{kind}.", name) for kind in MOMENTS}
+                self._optimizer.assign_moments(parameter, found)
 
     def _assign_weight(self, name: str, content: Tensor) -> None:
         self._optimizer.assign_weight(self._network.parameters[name], content.to(self._device))
 
     def _moment(self, name: str, kind: str) -> Tensor:
         return self._optimizer.gather(self._network.parameters[name], kind)
+
+
+def _open(checkpoint: Path, files: ExitStack) -> dict[str, StoredTensor]:
+    """Return the tensors of the optimizer's files of a checkpoint; nothing is read yet.
+
+    Raises:
+        ModelError: the files cannot be read.
+    """
+    stored: dict[str, StoredTensor] = {}
+    for path in optimizer_files(checkpoint):
+        try:
+            stored |= open_safetensors(path, files)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{path} cannot be read ({error}); resume from another checkpoint") from None
+    return stored

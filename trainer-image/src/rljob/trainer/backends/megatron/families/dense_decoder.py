@@ -12,6 +12,8 @@ from rljob.api.model_shape import ModelShape
 from rljob.trainer.backends.megatron.weight_layout import Table, heads, split, whole
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+VALUE_HEAD = frozenset((HEAD, "lm_head.bias"))
+"""Names of the parameters of an output layer of values."""
 
 
 def conversion_table(
@@ -37,7 +39,10 @@ def conversion_table(
             table |= _layer(model, f"decoder.layers.{i}.", f"model.layers.{i}.", expert_ranks)
     if stage == stages - 1:
         table["decoder.final_layernorm.weight"] = whole("model.norm.weight", (model.hidden,))
-        if not model.tied:
+        if model.values:
+            table["output_layer.weight"] = whole(HEAD, (1, model.hidden))
+            table["output_layer.bias"] = whole("lm_head.bias", (1,))
+        elif not model.tied:
             table["output_layer.weight"] = split([HEAD], embedding, 0)
         elif stages > 1:  # the last stage keeps a copy of the embedding
             table["output_layer.weight"] = split([EMBEDDING], embedding, 0, exported=False)
