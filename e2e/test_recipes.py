@@ -1,0 +1,36 @@
+"""The recipes for GPUs, as far as a machine without one can check them: valid, rendered for a cluster, simulated."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "examples" / "recipes"
+RECIPES = sorted(FOLDER.glob("q*.yaml"))
+RLJOB = Path(sys.executable).with_name("rljob")
+
+
+def rljob(*arguments: object) -> str:
+    """Run the command line; return its output."""
+    done = subprocess.run([RLJOB, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_is_valid_and_every_gpu_is_requested(recipe: Path) -> None:
+    rljob("validate", "--static", recipe)
+    rendered = rljob("render", recipe)
+    gpus = [line for line in rendered.splitlines() if "nvidia.com/gpu: '" in line]
+    assert len(gpus) >= 2, "of the trainer and of the engines"
+
+
+def test_the_simulation_of_the_smallest_recipe_has_a_best_split() -> None:
+    arguments = ("simulate", FOLDER / "qwen2.5-7b-math-8gpu.yaml", "--engines", FOLDER / "speeds.yaml")
+    found = json.loads(rljob(*arguments, "--steps", 2, "-o", "json"))
+    assert found["gpus"] == 8 and found["best"]
