@@ -184,6 +184,9 @@ def small_model(directory: Path, kind: str, tied: bool) -> Path:
     torch.manual_seed(9)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
     sizes |= {"vocab_size": VOCABULARY, "num_key_value_heads": 2, "head_dim": 8}
+    if tied:  # one frequency stays, one is interpolated, two are divided
+        scaling = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 100.0}
+        sizes["rope_parameters"] = scaling | {"rope_type": "llama3", "original_max_position_embeddings": 32}
     if kind == "qwen3_moe":
         sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
     config = AutoConfig.for_model(kind, tie_word_embeddings=tied, initializer_range=0.1, **sizes)

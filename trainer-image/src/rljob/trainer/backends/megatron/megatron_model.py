@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.functional import silu
 from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from rljob.api.model_shape import ModelShape
 from rljob.trainer.backends.fsdp.model_layers import recompute
@@ -73,6 +74,7 @@ def build_stage(
             rotary_base=config.rope_parameters["rope_theta"],
             vp_stage=chunk if grid.chunks > 1 else None,
         )
+        _scale_rotations(model, config)
         if head is not None and model.post_process:
             model.output_layer = head(shape.hidden, 1)
         chunks.append(model.to(device=grid.world.device, dtype=dtype))
@@ -83,6 +85,14 @@ def build_stage(
         if table[name].split and not hasattr(parameter, "tensor_model_parallel"):
             set_tensor_model_parallel_attributes(parameter, True, table[name].dim, 1)
     return chunks
+
+
+def _scale_rotations(model: GPTModel, config: PretrainedConfig) -> None:
+    """Set the frequencies of rotary embeddings with a scaling; the library's own scaling has constants of one model."""
+    kind = config.rope_parameters["rope_type"]
+    if kind != "default":
+        rotary = model.rotary_pos_emb
+        rotary.inv_freq, _ = ROPE_INIT_FUNCTIONS[kind](config, rotary.inv_freq.device)
 
 
 def named_parameters(chunks: Sequence[GPTModel], shape: ModelShape, grid: ProcessGrid) -> dict[str, Tensor]:

@@ -16,6 +16,8 @@ from rljob.api.roles import Trainer
 
 FAMILIES = ("qwen2", "qwen3", "llama", "qwen3_moe")
 """model_type of the models that the backend can train."""
+ROTARY_SCALINGS = ("default", "linear", "llama3")
+"""rope_type of rotary embeddings that have other frequencies, and nothing else besides."""
 
 
 def library_problems() -> Iterator[str]:
@@ -48,8 +50,10 @@ def _model_problems(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"spec.trainer.backend: megatron trains models of type {', '.join(FAMILIES)}, not {kind}; set fsdp"
         return
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling = rope.get("rope_type", rope.get("type", "default"))
+    if scaling not in ROTARY_SCALINGS:
+        yield f"spec.trainer.backend: megatron does not support {scaling} for rope_type of config.json; set fsdp"
     expected = {
-        "rope_type": (rope.get("rope_type", rope.get("type", "default")), "default"),
         "use_sliding_window": (config.get("use_sliding_window", False), False),
         "hidden_act": (config.get("hidden_act", "silu"), "silu"),
         "quantization_config": (config.get("quantization_config"), None),
