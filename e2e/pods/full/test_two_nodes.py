@@ -1,4 +1,4 @@
-"""A trainer of two pods and two engines."""
+"""A trainer of two pods: FSDP2 with two engines, and Megatron-Core."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tools.cluster.node import Cluster
 
 STEPS = 30
 SECONDS = 240.0
+TENSOR_PARALLEL = {"backend": "megatron", "nodes": 2, "parallelism": {"tensor": 2}}
+GAIN = 0.3
 
 
 @pytest.fixture
@@ -48,5 +50,24 @@ def test_a_trainer_of_two_pods_and_two_engines_train_over_the_pod_network(node: 
     assert len(engines) == 2, "an engine did nothing"
     first, last = (job.ledger(f"SELECT metrics FROM applied WHERE step = {step}")[0] for step in (0, STEPS - 1))
     assert first and last
+    report = job.audit()
+    assert report["ok"] and report["finished"], report
+
+
+@pytest.mark.timeout(900)
+def test_half_of_each_layer_in_each_of_two_pods_learns_with_vllm(node: Cluster, namespace: str) -> None:
+    spec = quickstart()["spec"]
+    body = quickstart(
+        evaluation={"problems": 256},
+        trainer=spec["trainer"] | TENSOR_PARALLEL,
+        checkpoints={"everySteps": 25, "keep": 2},
+    )
+    job = Job(node, namespace, body)
+    job.apply()
+    job.has_pods("trainer", 2, SECONDS)
+    job.until(lambda: job.condition("Complete")[0] == "True", 2 * SECONDS, "the job to be complete")
+    assert not job.status()["ready"].get("restarts")
+    evaluations = job.run_status()["evaluations"]
+    assert evaluations[-1]["accuracy"] - evaluations[0]["accuracy"] >= GAIN, evaluations
     report = job.audit()
     assert report["ok"] and report["finished"], report
