@@ -1,10 +1,11 @@
-"""Injects faults into real runs: `rljob run`, two vLLM servers, the FSDP2 trainer; maxStaleness 0, 1 and 2.
+"""Injects faults into real runs: `rljob run`, two engines, the FSDP2 trainer; maxStaleness 0, 1 and 2.
 
-    python -m e2e.soak [--seed N] [--minutes N] [--staleness N] [--only FAMILY] [--skip TEXT] [--json] ...
+    python -m e2e.soak [--engine sglang] [--seed N] [--minutes N] [--staleness N] [--only FAMILY] [--skip TEXT] ...
 
 Each run must apply batches that were sampled after each fault, end with exit code 0 after every step was trained, and
 leave no process and no file. `rljob audit` must be clean before each resume and at the end. Prints a table, then one
-JSON object; --json also writes benchmarks/results/soak.json. A run that fails is kept in runs/.
+JSON object; --json also writes benchmarks/results/soak.json, or soak_sglang.json. SGLang needs RLJOB_SGLANG_PYTHON
+(docs/sglang.md). A run that fails is kept in runs/.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from benchmarks import time_limit
 from benchmarks.report import report
-from e2e.soak import environment, results
+from e2e.soak import environment, results, victims
 from e2e.soak.plan import FAMILIES, FULL_MINUTES, STALENESS, Plan, count, plan
 from e2e.soak.results import RunResult
 from e2e.soak.soak_run import SoakRun
@@ -35,12 +36,13 @@ def parse() -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(prog="python -m e2e.soak")
     parser.add_argument("--seed", type=int, default=1, help="of the faults and their order (default 1)")
+    parser.add_argument("--engine", choices=victims.SERVERS, default="vllm", help="of the pool (default vllm)")
     parser.add_argument("--minutes", type=float, default=FULL_MINUTES, help="of all runs (default %(default)g)")
     parser.add_argument("--staleness", type=int, choices=STALENESS, help="only the run with this maxStaleness")
     parser.add_argument("--only", choices=FAMILIES, action="append", help="only this family of faults; repeatable")
     parser.add_argument("--skip", action="append", default=[], metavar="TEXT", help="no faults with TEXT in the name")
     parser.add_argument("--model", type=Path, help="directory of the initial model (default: build one)")
-    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/soak.json")
+    parser.add_argument("--json", action="store_true", help="also write the result in benchmarks/results")
     time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
     if options.json and (options.only or options.staleness is not None):
@@ -65,7 +67,7 @@ def soak(plans: Plan, options: argparse.Namespace, scratch: Path, began: float) 
     for i, (staleness, faults) in enumerate(plans.items()):
         name = f"alpha-{staleness}"
         manifest, output, result = scratch / f"{name}.yaml", scratch / f"{name}.out", RunResult(staleness)
-        environment.write_manifest(manifest, model, staleness)
+        environment.write_manifest(manifest, model, staleness, options.engine)
         deadline = began + 60 * options.minutes * (i + 1) / len(plans)
         with environment.run_directory(scratch / name) as directory:
             run = SoakRun(manifest, staleness, directory, options.seed, output)
@@ -101,11 +103,12 @@ def main() -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
         runs = soak(plans, options, Path(scratch), began)
     seconds = time.monotonic() - began
-    settings = {"seed": options.seed, "planned": planned, "not_run": not_run}
+    settings = {"seed": options.seed, "engine": options.engine, "planned": planned, "not_run": not_run}
     in_part = options.only or options.staleness is not None
     min_faults = planned if in_part else results.MIN_FAULTS
     targets = results.targets(runs, seconds, options.minutes, list(not_run), min_faults)
-    report("soak", results.figures(runs, seconds, settings), targets, options.json)
+    name = "soak" if options.engine == "vllm" else f"soak_{options.engine}"
+    report(name, results.figures(runs, seconds, settings), targets, options.json)
     sys.exit(not all(one["holds"] for one in targets.values()))
 
 

@@ -57,8 +57,8 @@ def families_not_run() -> dict[str, str]:
     return {family: lacking for family in ("cut", "silence", "loss")} if lacking else {}
 
 
-def write_manifest(path: Path, model: Path, staleness: int) -> None:
-    """Write the manifest of a run."""
+def write_manifest(path: Path, model: Path, staleness: int, engine: str) -> None:
+    """Write the manifest of a run with a kind of engine, vllm or sglang."""
     spec = {
         "seed": 7,
         "models": [{"name": "policy", "source": str(model)}],
@@ -69,6 +69,7 @@ def write_manifest(path: Path, model: Path, staleness: int) -> None:
         "rollouts": [
             {
                 "name": "main",
+                "engine": engine,
                 "replicas": {"min": ENGINES},
                 "maxModelLength": 128,
                 "maxConcurrency": 16,

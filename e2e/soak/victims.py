@@ -12,7 +12,10 @@ from rljob.local import processes as local_processes
 COMPONENTS = ("coordinator", "trainer", "runner", "reward", "agent")
 ENGINE_PROCESSES = ("server", "enginecore")
 VICTIMS = (*COMPONENTS, *ENGINE_PROCESSES)
-"""Kinds of processes. ``server``: the vLLM server that an agent started; ``enginecore``: the process of its model."""
+"""Kinds of processes. ``server``: the server of vLLM or SGLang that an agent started; ``enginecore``: the process of
+its model."""
+SERVERS, MODELS = ("vllm", "sglang"), ("EngineCore", "sglang::scheduler")
+"""Texts in the names and command lines of these processes."""
 
 
 def processes(directory: Path) -> dict[int, str]:
@@ -36,13 +39,19 @@ def find(directory: Path, run_pid: int, victim: str, replica: int) -> psutil.Pro
         leaders = [process for process in _members(directory, component) if process.ppid() == run_pid]
         if victim not in ENGINE_PROCESSES or not leaders:
             return leaders[0] if leaders else None
-        servers = [child for child in leaders[0].children() if "vllm" in " ".join(child.cmdline())]
+        servers = _named(leaders[0].children(), SERVERS)
         if victim == "server" or not servers:
             return servers[0] if servers else None
-        cores = [child for child in servers[0].children() if "EngineCore" in " ".join([child.name(), *child.cmdline()])]
-        return cores[0] if cores else None
+        models = _named(servers[0].children(), MODELS)
+        return models[0] if models else None
     except psutil.NoSuchProcess:  # it has just ended
         return None
+
+
+def _named(processes: list[psutil.Process], texts: tuple[str, ...]) -> list[psutil.Process]:
+    """Return the processes that have one of the texts in the name or the command line."""
+    shown = {process: " ".join([process.name(), *process.cmdline()]) for process in processes}
+    return [process for process, line in shown.items() if any(text in line for text in texts)]
 
 
 def reapers(run_pid: int) -> list[int]:
