@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import secrets
 import signal
@@ -35,6 +36,8 @@ LINE_BYTES = 1 << 20
 FINAL_SECONDS = 10.0
 """After a server was healthy, only errors in the last FINAL_SECONDS of its log explain its end."""
 HEALTH_POLL_SECONDS = 0.1
+SHARED_MEMORY_SECONDS = 1.0
+"""Time between looks at the shared memory of a server that starts."""
 STOP_SECONDS = 3.0
 
 
@@ -135,9 +138,14 @@ class EngineProcess:
         Raises:
             EngineStartError: the server ended first.
         """
+        looked = -math.inf
         while self._process.returncode is None:
+            if time.monotonic() - looked >= SHARED_MEMORY_SECONDS:
+                self._temp_dir.note_shared_memory(self.pid)
+                looked = time.monotonic()
             if await self.client.healthy():
                 self._healthy = True
+                self._temp_dir.note_shared_memory(self.pid)
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), HEALTH_POLL_SECONDS)
@@ -171,7 +179,8 @@ class EngineProcess:
         await self.kill()
 
     async def kill(self) -> None:
-        """Kill the server's process group, close its client and remove its directory."""
+        """Kill the server's process group, close its client, and remove its directory and its shared memory."""
+        self._temp_dir.note_shared_memory(self.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()

@@ -1,10 +1,12 @@
 """Temporary directories of servers (TMPDIR), removed with the server, or when the next server is started.
 
-The owner of a directory holds a lock on it until its process ends. A directory whose lock is free has no owner.
+The shared memory of a server is listed in its directory, and removed with it. The owner of a directory holds a lock on
+it until its process ends. A directory whose lock is free has no owner.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -13,10 +15,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from rljob.rollout import shared_memory
+
 log = logging.getLogger(__name__)
 
 PREFIX = "rljob-engine-"
-LOCK = "lock"
+LOCK, SHARED_MEMORY = "lock", "shared-memory"
 YOUNG_SECONDS = 60.0
 """A younger directory may not be locked yet."""
 
@@ -28,11 +32,26 @@ class ServerTempDir:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._lock = (self.path / LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._noted: set[str] = set()
+
+    def note_shared_memory(self, group: int) -> None:
+        """Add the files that processes of the server's process group have mapped to the list."""
+        if new := shared_memory.used_by(group) - self._noted:
+            self._noted |= new
+            with contextlib.suppress(OSError), (self.path / SHARED_MEMORY).open("a") as file:  # the disk may be full
+                file.writelines(f"{name}\n" for name in sorted(new))
 
     def remove(self) -> None:
-        """Delete the directory and its content."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Delete the directory and its content, and the shared memory; the server has ended."""
+        shared_memory.remove(self._noted)
+        _remove(self.path)
         self._lock.close()
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shared_memory.remove((path / SHARED_MEMORY).read_text().splitlines())
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_orphans() -> None:
@@ -43,7 +62,7 @@ def remove_orphans() -> None:
                 continue
             with path.open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path.parent, ignore_errors=True)
+                _remove(path.parent)
         except OSError:  # in use, another user's, or just removed
             continue
         log.info("removed %s, left by an agent that was killed", os.fspath(path.parent))
