@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import secrets
 import signal
@@ -36,8 +35,8 @@ LINE_BYTES = 1 << 20
 FINAL_SECONDS = 10.0
 """After a server was healthy, only errors in the last FINAL_SECONDS of its log explain its end."""
 HEALTH_POLL_SECONDS = 0.1
-SHARED_MEMORY_SECONDS = 1.0
-"""Time between looks at the shared memory of a server that starts."""
+SHARED_MEMORY_SECONDS = 3.0
+"""Time between looks at the shared memory of a server."""
 STOP_SECONDS = 3.0
 
 
@@ -78,6 +77,7 @@ class EngineProcess:
         self._healthy = False
         self._tail: deque[tuple[float, str]] = deque(maxlen=KEPT_LINES)  # monotonic time, line
         self._forwarding = asyncio.create_task(self._forward_output())
+        self._noting = asyncio.create_task(self._note_shared_memory())
 
     @classmethod
     async def start(cls, adapter: Adapter, launch_at: Callable[[int, str], Launch] | None = None) -> EngineProcess:
@@ -138,11 +138,7 @@ class EngineProcess:
         Raises:
             EngineStartError: the server ended first.
         """
-        looked = -math.inf
         while self._process.returncode is None:
-            if time.monotonic() - looked >= SHARED_MEMORY_SECONDS:
-                self._temp_dir.note_shared_memory(self.pid)
-                looked = time.monotonic()
             if await self.client.healthy():
                 self._healthy = True
                 self._temp_dir.note_shared_memory(self.pid)
@@ -180,6 +176,7 @@ class EngineProcess:
 
     async def kill(self) -> None:
         """Kill the server's process group, close its client, and remove its directory and its shared memory."""
+        self._noting.cancel()
         self._temp_dir.note_shared_memory(self.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -188,6 +185,11 @@ class EngineProcess:
         with contextlib.suppress(TimeoutError):  # a child in another session may hold the pipe open
             await asyncio.wait_for(self._forwarding, 1.0)
         self._temp_dir.remove()
+
+    async def _note_shared_memory(self) -> None:
+        while True:
+            await asyncio.sleep(SHARED_MEMORY_SECONDS)
+            self._temp_dir.note_shared_memory(self.pid)
 
     async def _forward_output(self) -> None:
         assert self._process.stdout is not None
