@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from rljob.api.load import load
-from rljob.api.megatron_memory import MegatronLayout, estimate, stage_parameters
-from rljob.api.memory_checks import largest_microbatch
+from rljob.api.megatron_memory import (
+    MegatronLayout,
+    describe_estimate,
+    estimate,
+    estimate_of,
+    stage_parameters,
+)
 from rljob.api.memory_plan import USABLE
 from rljob.api.model_shape import read_shape
 from rljob.api.resolve import resolve
@@ -74,11 +79,22 @@ def test_each_parallelism_lowers_what_it_divides():
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_fits_its_gpus_by_the_estimate(path):
     spec = resolve(load(path, [])).spec
-    trainer = spec.trainer
     name = spec.models[0].source.rpartition("/")[2]
-    tokens = largest_microbatch(spec, trainer.microbatch_tokens)
-    layout = MegatronLayout(trainer.parallelism, trainer.processes, trainer.dtype, tokens, trainer.recompute)
-    peak = estimate(shape(name), layout)
+    peak = estimate_of(spec, {"policy": shape(name)})
     assert peak.device <= USABLE * 80e9, f"{peak.device / GIB:.1f} GiB"
-    gpus = trainer.processes + sum(pool.replicas.min * pool.parallelism.workers for pool in spec.rollouts)
+    gpus = spec.trainer.processes + sum(pool.replicas.min * pool.parallelism.workers for pool in spec.rollouts)
     assert 8 <= gpus <= 64
+
+
+def test_the_estimate_of_a_job_is_shown_with_its_parts():
+    path = next(path for path in RECIPES if "math-8gpu" in path.name)
+    job, models = resolve(load(path, [])), {"policy": shape("Qwen2.5-7B")}
+    first, *parts = describe_estimate(job.spec, models)
+    assert "estimate: 7,615,616,512 parameters, 4 processes, bfloat16, microbatches of up to 16384 tokens: GPU" in first
+    assert [part.partition(":")[0].strip() for part in parts] == [
+        *("weights, gradients and optimizer", "forward passes", "output layer")
+    ]
+    assert not describe_estimate(job.spec, {})
+    with_critic = resolve(load(path, ["spec.algorithm={preset: ppo}"])).spec
+    critic, policy = estimate_of(with_critic, models).critic, estimate_of(with_critic, models).state
+    assert 0.9 < critic / policy < 1.1

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rljob.api.algorithm_presets import POLICY
+from rljob.api.megatron_memory import describe_estimate
 from rljob.api.memory_checks import (
     Shapes,
     describe_plan,
@@ -81,8 +82,10 @@ def check(job: RLJob, storage: Path, gpus: Sequence[Gpu] = ()) -> list[str]:
 
 
 def memory_plan(job: RLJob, storage: Path, gpus: Sequence[Gpu]) -> list[str]:
-    """Return the memory plan of a resolved job's trainer as text; empty if the model has no config.json here."""
-    return describe_plan(job.spec, _shapes(job, storage), memory_by_role(job, gpus)[0])
+    """Return the memory of a resolved job's trainer as text, planned or with Megatron-Core estimated; empty if the
+    model has no config.json here."""
+    models = _shapes(job, storage)
+    return [*describe_plan(job.spec, models, memory_by_role(job, gpus)[0]), *describe_estimate(job.spec, models)]
 
 
 def _parameters_of(names: Sequence[str], job: RLJob, storage: Path) -> int:

@@ -8,10 +8,13 @@ Symbols: t tensor-parallel, p pipeline-parallel, c context-parallel, e expert-pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from rljob.api.algorithm_presets import POLICY
+from rljob.api.memory_checks import Shapes, format_gib, frozen_names, largest_microbatch, microbatch_tokens
 from rljob.api.memory_plan import CHUNK_BYTES, DTYPE_BYTES, FLOAT32, Dtype, Recompute, layer_bytes
 from rljob.api.model_shape import ModelShape
+from rljob.api.models import RLJobSpec
 from rljob.api.roles import TrainerParallelism
 
 
@@ -30,6 +33,15 @@ class MegatronLayout:
     recompute: Recompute = "none"
     frozen: tuple[ModelShape, ...] = ()
 
+    @classmethod
+    def of(cls, spec: RLJobSpec, models: Shapes) -> MegatronLayout:
+        """Return the layout of a resolved job. ``models``: known ones, by name; others are not counted."""
+        trainer = spec.trainer
+        assert trainer.dtype is not None, "resolve() sets it"
+        tokens = largest_microbatch(spec, microbatch_tokens(spec, models, 0))
+        frozen = tuple(models[name] for name in frozen_names(spec) if name in models)
+        return cls(trainer.parallelism, trainer.processes, trainer.dtype, tokens, trainer.recompute, frozen)
+
     @property
     def copies(self) -> int:
         """Ranks that hold the same parameters, except experts."""
@@ -44,17 +56,18 @@ class MegatronLayout:
 @dataclass(frozen=True)
 class MegatronPeak:
     """Bytes of a rank on the device: weights, gradients and the optimizer's shard; kept by forward passes; of the
-    output layer; of models that are not trained."""
+    output layer; of models that are not trained; weights, gradients and the optimizer's shard of a critic."""
 
     state: int
     activations: int
     output: int
     frozen: int
+    critic: int = 0
 
     @property
     def device(self) -> int:
         """All of them."""
-        return self.state + self.activations + self.output + self.frozen
+        return self.state + self.activations + self.output + self.frozen + self.critic
 
 
 def estimate(model: ModelShape, layout: MegatronLayout) -> MegatronPeak:
@@ -67,6 +80,43 @@ def estimate(model: ModelShape, layout: MegatronLayout) -> MegatronPeak:
     state += masters * dense // layout.copies + masters * experts * parallelism.expert // layout.copies
     frozen = sum(size * sum(stage_parameters(shape, parallelism)) for shape in layout.frozen)
     return MegatronPeak(state, _activations(model, layout), _output(model, layout), frozen)
+
+
+def estimate_of(spec: RLJobSpec, models: Shapes) -> MegatronPeak | None:
+    """Return the peak of a rank of a resolved job's trainer; None with another backend, or for an unknown policy.
+
+    Args:
+        spec: of the resolved job.
+        models: known ones, by name.
+    """
+    if spec.trainer.backend != "megatron" or POLICY not in models:
+        return None
+    layout = MegatronLayout.of(spec, models)
+    peak, critic = estimate(models[POLICY], layout), models.get(spec.algorithm.critic_model or "")
+    if critic is None:
+        return peak
+    return replace(peak, critic=estimate(replace(critic, values=True, tied=False), layout).state)
+
+
+def describe_estimate(spec: RLJobSpec, models: Shapes) -> list[str]:
+    """Return the estimate of a resolved job as lines of text, empty if there is none; see :func:`estimate_of`."""
+    peak = estimate_of(spec, models)
+    if peak is None:
+        return []
+    layout, where = MegatronLayout.of(spec, models), "GPU " if spec.trainer.accelerator.kind == "nvidia" else ""
+    parts = {
+        "weights, gradients and optimizer": peak.state,
+        "forward passes": peak.activations,
+        "output layer": peak.output,
+        "models that are not trained": peak.frozen,
+        "critic": peak.critic,
+    }
+    processes = f"{layout.processes} process{'' if layout.processes == 1 else 'es'}"
+    return [
+        f"memory of each process of the trainer, by an estimate: {models[POLICY].parameters:,} parameters, "
+        f"{processes}, {layout.dtype}, microbatches of up to {layout.tokens} tokens: {where}{format_gib(peak.device)}",
+        *(f"  {what}: {format_gib(size)}" for what, size in parts.items() if size),
+    ]
 
 
 def stage_parameters(model: ModelShape, parallelism: TrainerParallelism) -> tuple[int, int]:
