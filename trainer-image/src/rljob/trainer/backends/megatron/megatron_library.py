@@ -15,6 +15,7 @@ with warnings.catch_warnings():
         DistributedDataParallel,
         DistributedDataParallelConfig,
         finalize_model_grads,
+        param_and_grad_buffer,
     )
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -23,6 +24,7 @@ with warnings.catch_warnings():
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
     from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.tensor_parallel import layers, mappings
     from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
     from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
     from megatron.core.tensor_parallel.random import initialize_rng_tracker
@@ -36,7 +38,11 @@ warnings.filterwarnings("ignore", category=FutureWarning, message=r"`torch\.dist
 if not moe_utils.HAVE_TE:
     moe_utils.te_general_gemm = None  # the router's module reads the name also without Transformer Engine
 
+MODULES_THAT_EXCHANGE = (param_and_grad_buffer, layers, mappings)
+"""They keep the functions that gather a tensor, and reduce and scatter one, in variables of their own."""
+
 __all__ = [
+    "MODULES_THAT_EXCHANGE",
     "DistributedDataParallel",
     "DistributedDataParallelConfig",
     "DistributedOptimizer",
