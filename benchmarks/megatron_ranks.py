@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import resource
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from benchmarks.process_counters import peak_memory_bytes
 from benchmarks.trainer_steps import trainer_step
 from rljob.api.roles import Trainer, TrainerParallelism
 from rljob.protocol.free_port import free_port
@@ -96,5 +96,5 @@ def _serve(rank: int, port: int, pipe: Connection, layout: str, size: str, model
             step()
             pipe.send(time.perf_counter() - started)
         else:
-            pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0)
+            pipe.send(float(peak_memory_bytes(os.getpid())))
     leave_world()

@@ -123,9 +123,7 @@ class OperatorProcess:
         return process_counters.cpu_seconds(self.process.pid)
 
     def _peak_mib(self) -> float:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) / 1024
+        return process_counters.peak_memory_bytes(self.process.pid) / 2**20
 
     def stop(self) -> None:
         """Send SIGTERM, as Kubernetes does, and wait for the exit.

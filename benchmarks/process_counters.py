@@ -18,3 +18,11 @@ def cpu_seconds(pid: int) -> float:
 def memory_bytes(pid: int) -> int:
     """Return the resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_memory_bytes(pid: int) -> int:
+    """Return the largest resident memory of a process so far. The peak of getrusage() would not do: a process that was
+    started has at least that of the one that started it."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024

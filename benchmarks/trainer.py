@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import resource
+import os
 import statistics
 import sys
 import tempfile
@@ -34,6 +34,7 @@ import numpy as np
 
 from benchmarks import time_limit
 from benchmarks.megatron_ranks import LAYOUTS, MegatronRanks
+from benchmarks.process_counters import peak_memory_bytes
 from benchmarks.report import names_of, report, target
 from benchmarks.trainer_steps import GROUP, PROGRAMS, SIZES, bare_step, make_batch, make_model
 from rljob.protocol.batch_samples import BatchSample
@@ -105,7 +106,7 @@ def _two_steps(name: str, size: str, model: Path) -> float:
     step = PROGRAMS[name](size, model, _join())
     step()
     step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    return peak_memory_bytes(os.getpid())
 
 
 def _join() -> World:
