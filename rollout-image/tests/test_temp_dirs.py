@@ -50,9 +50,9 @@ def test_shared_memory_of_a_killed_server_is_removed_and_that_of_others_is_not(r
     def start():
         return Popen([sys.executable, "-c", SEGMENT], stdin=PIPE, stdout=PIPE, text=True, start_new_session=True)
 
+    directory = ServerTempDir()
     with start() as server, start() as other:
         name, of_other = (shared_memory.DIRECTORY / each.stdout.readline().strip() for each in (server, other))
-        directory = ServerTempDir()
         directory.note_shared_memory(server.pid)
         for each in (server, other):
             os.killpg(each.pid, signal.SIGKILL)
@@ -65,3 +65,61 @@ def test_shared_memory_of_a_killed_server_is_removed_and_that_of_others_is_not(r
         remove_orphans()
     assert not name.exists() and of_other.exists()
     of_other.unlink()
+
+
+MAPS = """
+import mmap, sys
+files = [open(path, "r+b") for path in sys.argv[1:]]
+maps = [mmap.mmap(file.fileno(), 0) for file in files]
+print("mapped", flush=True)
+sys.stdin.read()
+"""
+
+
+def start_with(*paths):
+    command = [sys.executable, "-c", MAPS, *map(str, paths)]
+    process = Popen(command, stdin=PIPE, stdout=PIPE, text=True, start_new_session=True)
+    assert process.stdout.readline() == "mapped\n"
+    return process
+
+
+@pytest.fixture
+def segment():
+    """Return a function that makes a file below /dev/shm."""
+    made = []
+
+    def make(name):
+        made.append(shared_memory.DIRECTORY / f"rljob-test-{os.getpid()}-{name}")
+        made[-1].write_bytes(b"content")
+        return made[-1]
+
+    yield make
+    for path in made:
+        path.unlink(missing_ok=True)
+
+
+def test_files_that_others_made_or_use_stay(segment):
+    earlier = segment("earlier")
+    directory = ServerTempDir()
+    own, shared = segment("own"), segment("shared")
+    with start_with(earlier, own, shared) as server, start_with(shared) as other:
+        directory.note_shared_memory(server.pid)
+        directory.remove()
+        for each in (server, other):
+            os.killpg(each.pid, signal.SIGKILL)
+    assert earlier.exists() and shared.exists() and not own.exists()
+
+
+@pytest.mark.parametrize("of_this_user", [True, False])
+def test_a_list_removes_only_files_of_its_user_below_dev_shm(temporary, segment, tmp_path, monkeypatch, of_this_user):
+    found, elsewhere = segment("found"), tmp_path / "file"
+    elsewhere.touch()
+    directory = ServerTempDir()
+    (directory.path / temp_dirs.SHARED_MEMORY).write_text(f"{found.name}\n{elsewhere}\n../..{elsewhere}\n")
+    make_old(directory.path)
+    directory._lock.close()
+    if not of_this_user:
+        monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    remove_orphans()
+    assert elsewhere.exists()
+    assert found.exists() == directory.path.exists() == (not of_this_user)

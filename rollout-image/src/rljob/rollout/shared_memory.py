@@ -5,37 +5,57 @@ Engines with several workers have hundreds of MB of it. It counts as memory of t
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 DIRECTORY = Path("/dev/shm")
 PROCESSES = Path("/proc")
 
 
+def names() -> set[str]:
+    """Return the names of the files below /dev/shm."""
+    with contextlib.suppress(OSError):
+        return set(os.listdir(DIRECTORY))
+    return set()
+
+
 def used_by(group: int) -> set[str]:
     """Return the names of the files below /dev/shm that processes of a process group have mapped."""
+    return _mapped_by(lambda each: each == group)
+
+
+def remove(chosen: Iterable[str], group: int | None = None) -> None:
+    """Delete files of this user below /dev/shm that no process has mapped. Others stay.
+
+    Args:
+        chosen: names; those of files elsewhere are left out.
+        group: a process group that is being killed: what its processes have mapped is deleted.
+    """
+    in_use = _mapped_by(lambda each: each != group)
+    for name in chosen:
+        path = DIRECTORY / name
+        with contextlib.suppress(OSError):  # it is gone, or the user may not delete it
+            if "/" not in name and name not in in_use and path.lstat().st_uid == os.getuid():
+                path.unlink()
+
+
+def _mapped_by(is_chosen: Callable[[int], bool]) -> set[str]:
+    """Return the names of the files directly below /dev/shm that processes of some groups have mapped; those that have
+    no name any more are left out."""
     found: set[str] = set()
     for entry in PROCESSES.iterdir():
         try:
-            if entry.name.isdecimal() and os.getpgid(int(entry.name)) == group:
-                found.update(_mapped((entry / "maps").read_text().splitlines()))
+            if entry.name.isdecimal() and is_chosen(os.getpgid(int(entry.name))):
+                found.update(_names_in((entry / "maps").read_text().splitlines()))
         except (OSError, UnicodeDecodeError):  # it has just ended, or belongs to another user
             continue
     return found
 
 
-def _mapped(lines: Iterable[str]) -> Iterable[str]:
-    """Yield the names of files directly below /dev/shm in a process's maps; those that have no name any more are left
-    out."""
-    for line in lines:
-        path = line.partition("/")[2]
-        folder, _, name = f"/{path}".rpartition("/")
+def _names_in(maps: Iterable[str]) -> Iterator[str]:
+    for line in maps:
+        folder, _, name = f"/{line.partition('/')[2]}".rpartition("/")
         if folder == str(DIRECTORY) and not name.endswith(" (deleted)"):
             yield name
-
-
-def remove(names: Iterable[str]) -> None:
-    """Delete files below /dev/shm, if they exist."""
-    for name in names:
-        (DIRECTORY / name).unlink(missing_ok=True)

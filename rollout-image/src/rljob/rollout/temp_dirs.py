@@ -1,7 +1,8 @@
 """Temporary directories of servers (TMPDIR), removed with the server, or when the next server is started.
 
-The shared memory of a server is listed in its directory, and removed with it. The owner of a directory holds a lock on
-it until its process ends. A directory whose lock is free has no owner.
+The shared memory of a server is listed in its directory, and removed with it: files that are younger than the directory
+and that processes of the server have mapped. The owner of a directory holds a lock on it until its process ends. A
+directory whose lock is free has no owner.
 """
 
 from __future__ import annotations
@@ -32,37 +33,36 @@ class ServerTempDir:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._lock = (self.path / LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._earlier = shared_memory.names()
         self._noted: set[str] = set()
+        self._group: int | None = None
 
     def note_shared_memory(self, group: int) -> None:
         """Add the files that processes of the server's process group have mapped to the list."""
-        if new := shared_memory.used_by(group) - self._noted:
+        self._group = group
+        if new := shared_memory.used_by(group) - self._earlier - self._noted:
             self._noted |= new
             with contextlib.suppress(OSError), (self.path / SHARED_MEMORY).open("a") as file:  # the disk may be full
                 file.writelines(f"{name}\n" for name in sorted(new))
 
     def remove(self) -> None:
         """Delete the directory and its content, and the shared memory; the server has ended."""
-        shared_memory.remove(self._noted)
-        _remove(self.path)
+        shared_memory.remove(self._noted, self._group)
+        shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        shared_memory.remove((path / SHARED_MEMORY).read_text().splitlines())
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_orphans() -> None:
     """Delete directories whose owners were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
         try:
-            if time.time() - path.stat().st_mtime < YOUNG_SECONDS:
+            if time.time() - path.stat().st_mtime < YOUNG_SECONDS or path.parent.stat().st_uid != os.getuid():
                 continue
             with path.open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(path.parent)
+                with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
+                    shared_memory.remove((path.parent / SHARED_MEMORY).read_text().splitlines())
+                shutil.rmtree(path.parent, ignore_errors=True)
         except OSError:  # in use, another user's, or just removed
             continue
         log.info("removed %s, left by an agent that was killed", os.fspath(path.parent))
