@@ -1097,6 +1097,16 @@ FIELDS = [
         _NOT_MEGATRON,
     ),
     Case(
+        "a critic's offload by Megatron-Core",
+        ("spec.algorithm.preset=ppo", "spec.trainer={backend: megatron, criticOptimizer: {offload: true}}"),
+        _NOT_MEGATRON,
+    ),
+    Case(
+        "a critic's decayed matrices of Megatron-Core",
+        ("spec.algorithm.preset=ppo", "spec.trainer={backend: megatron, criticOptimizer: {decayed: matrices}}"),
+        _NOT_MEGATRON,
+    ),
+    Case(
         "nonconstant groups of one sample",
         ("spec.training.samplesPerPrompt=1", "spec.algorithm.groupFilter=nonconstant"),
         "with training.samplesPerPrompt 1 every group is constant and would be rejected; use none, or more samples",

@@ -8,7 +8,7 @@ from functools import partial
 
 from pydantic.alias_generators import to_camel
 
-from rljob.api.roles import Trainer
+from rljob.api.roles import Optimizer, Trainer
 
 PLANNED = "fsdp"
 """The backend that the memory plan describes (:mod:`rljob.api.memory_plan`)."""
@@ -58,6 +58,30 @@ def _divides(name: str, trainer: Trainer) -> bool:
     return bool(getattr(trainer.parallelism, name) > 1)
 
 
+def _settings_of_optimizers() -> Iterator[UnsupportedField]:
+    for field in ("optimizer", "criticOptimizer"):
+        absent = "" if field == "optimizer" else f"!has(self.{field}) || "
+        yield UnsupportedField(
+            "megatron",
+            f"{field}.offload",
+            partial(_optimizer_has, field, lambda optimizer: optimizer.offload),
+            f"{absent}!self.{field}.offload",
+            NOT_MEGATRON,
+        )
+        yield UnsupportedField(
+            "megatron",
+            f"{field}.decayed",
+            partial(_optimizer_has, field, lambda optimizer: optimizer.decayed != "all"),
+            f"{absent}self.{field}.decayed == 'all'",
+            NOT_MEGATRON,
+        )
+
+
+def _optimizer_has(field: str, is_set: Callable[[Optimizer], bool], trainer: Trainer) -> bool:
+    optimizer = trainer.optimizer if field == "optimizer" else trainer.critic_optimizer
+    return optimizer is not None and is_set(optimizer)
+
+
 UNSUPPORTED = (
     *_sizes_of_megatron(),
     UnsupportedField(
@@ -68,20 +92,7 @@ UNSUPPORTED = (
         NOT_MEGATRON,
     ),
     UnsupportedField("megatron", "lora", lambda trainer: trainer.lora is not None, "!has(self.lora)", NOT_MEGATRON),
-    UnsupportedField(
-        "megatron",
-        "optimizer.offload",
-        lambda trainer: trainer.optimizer.offload,
-        "!self.optimizer.offload",
-        NOT_MEGATRON,
-    ),
-    UnsupportedField(
-        "megatron",
-        "optimizer.decayed",
-        lambda trainer: trainer.optimizer.decayed != "all",
-        "self.optimizer.decayed == 'all'",
-        NOT_MEGATRON,
-    ),
+    *_settings_of_optimizers(),
 )
 
 
