@@ -227,6 +227,16 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2
         ({"model_type": "gemma3_text"}, {}, "models of type qwen2, qwen3, llama, qwen3_moe, not gemma3_text"),
         ({"use_sliding_window": True}, {}, "megatron does not support True for use_sliding_window of config.json"),
         ({"rope_parameters": {"rope_type": "yarn"}}, {}, "megatron does not support yarn for rope_type"),
+        (
+            {"rope_scaling": {"rope_type": "yarn"}, "rope_parameters": {"rope_type": "default"}},
+            *({}, "megatron does not support yarn for rope_type"),
+        ),
+        ({"partial_rotary_factor": 0.5}, {}, "does not support a value for partial_rotary_factor of config.json"),
+        (EXPERTS | {"num_experts_per_tok": None}, {}, "config.json lacks one; save the model again with transformers"),
+        (
+            EXPERTS | {"num_experts_per_tok": 1, "norm_topk_prob": True},
+            *({}, "does not support norm_topk_prob of config.json with one expert for each token; set fsdp"),
+        ),
         ({"attention_bias": True}, {}, "megatron does not support True for attention_bias of config.json; set fsdp"),
         ({"hidden_act": "gelu"}, {}, "megatron does not support gelu for hidden_act of config.json; set fsdp"),
         ({"quantization_config": {"bits": 4}}, {}, "megatron does not support a value for quantization_config"),

@@ -39,8 +39,15 @@ def problems(source: Path, settings: Trainer) -> Iterator[str]:
         return  # rljob.trainer.model_directory reports it
     found = list(_model_problems(config))
     yield from found
-    if not found and (shape := read_shape(config)):
-        yield from _layout_problems(shape, settings)
+    if found:
+        return
+    if (shape := read_shape(config)) is None:
+        yield (
+            f"spec.trainer.backend: megatron needs all sizes of a model: {source / 'config.json'} lacks one; "
+            "save the model again with transformers, or set fsdp"
+        )
+        return
+    yield from _layout_problems(shape, settings)
 
 
 def _model_problems(config: Mapping[str, Any]) -> Iterator[str]:
@@ -49,7 +56,7 @@ def _model_problems(config: Mapping[str, Any]) -> Iterator[str]:
     if kind not in FAMILIES:
         yield f"spec.trainer.backend: megatron trains models of type {', '.join(FAMILIES)}, not {kind}; set fsdp"
         return
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}  # transformers takes them in this order
     scaling = rope.get("rope_type", rope.get("type", "default"))
     if scaling not in ROTARY_SCALINGS:
         yield f"spec.trainer.backend: megatron does not support {scaling} for rope_type of config.json; set fsdp"
@@ -61,11 +68,17 @@ def _model_problems(config: Mapping[str, Any]) -> Iterator[str]:
         "mlp_bias": (config.get("mlp_bias", False), False),
         "decoder_sparse_step": (config.get("decoder_sparse_step", 1), 1),
         "mlp_only_layers": (config.get("mlp_only_layers") or [], []),
+        "partial_rotary_factor": (config.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1)), 1),
     }
     for name, (value, supported) in expected.items():
         if value != supported:
             shown = value if isinstance(value, str | int) else "a value"
             yield f"spec.trainer.backend: megatron does not support {shown} for {name} of config.json; set fsdp"
+    if config.get("num_experts_per_tok") == 1 and config.get("norm_topk_prob"):  # the router would have no gradient
+        yield (
+            "spec.trainer.backend: megatron does not support norm_topk_prob of config.json with one expert for each "
+            "token; set fsdp"
+        )
 
 
 def _layout_problems(model: ModelShape, settings: Trainer) -> Iterator[str]:
