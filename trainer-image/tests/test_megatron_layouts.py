@@ -29,12 +29,15 @@ from rljob.trainer.process_group import World
 THOROUGH = bool(os.environ.get("RLJOB_THOROUGH"))  # make thorough; four processes take half a minute
 STEPS = 3
 VOCABULARY = 61  # odd: two tensor-parallel ranks pad it
-OPTIMIZER = {"learningRate": 1e-2, "maxGradNorm": 0.5, "epsilon": 1e-3, "weightDecay": 0.1, "warmupSteps": 2}
+OPTIMIZER: dict[str, Any] = {"learningRate": 1e-2, "maxGradNorm": 0.5, "epsilon": 1e-3, "weightDecay": 0.1}
+OPTIMIZER |= {"warmupSteps": 2, "betas": [0.8, 0.95]}
+ROWS = (3, 1, 2, 2, 1)
 ENTROPY = 0.1
 
 
 def microbatches(seed: int) -> list[Microbatch]:
-    """Return four microbatches of rows of different lengths, whose masks have holes."""
+    """Return five microbatches of rows of different lengths, whose masks have holes. Neither stages nor replicas divide
+    their number."""
     generator = torch.Generator().manual_seed(seed)
 
     def row() -> Row:
@@ -45,7 +48,14 @@ def microbatches(seed: int) -> list[Microbatch]:
         mask[-1] = True
         return Row(ids, torch.zeros(length).numpy(), mask, torch.zeros(length).numpy())
 
-    return [collate([row() for _ in range(rows)], [0.7, 1.0, 1.3][:rows], torch.device("cpu")) for rows in (3, 1, 2, 2)]
+    return [collate([row() for _ in range(rows)], [0.7, 1.0, 1.3][:rows], torch.device("cpu")) for rows in ROWS]
+
+
+def microbatches_of(world: World, seed: int) -> list[Microbatch]:
+    """Return the microbatches of this rank's replica; all replicas have equally many, so some may have no row."""
+    own = microbatches(seed)[world.dp_rank :: world.dp_size]
+    missing = -(-len(ROWS) // world.dp_size) - len(own)
+    return own + [collate([], [], world.device)] * missing
 
 
 def loss(microbatch: Microbatch, output: Output) -> torch.Tensor:
@@ -63,7 +73,7 @@ def reference(source: Path) -> dict[str, Any]:
         source, dtype=torch.float64, attn_implementation="sdpa", experts_implementation="eager"
     )
     decay, epsilon = OPTIMIZER["weightDecay"], OPTIMIZER["epsilon"]
-    adamw = torch.optim.AdamW(model.parameters(), weight_decay=decay, eps=epsilon, betas=(0.9, 0.999))
+    adamw = torch.optim.AdamW(model.parameters(), weight_decay=decay, eps=epsilon, betas=OPTIMIZER["betas"])
     result: dict[str, Any] = {"logprobs": [], "norms": [], "masks": [batch.mask_BK for batch in microbatches(0)]}
     for step in range(STEPS):
         for microbatch in microbatches(step):
@@ -112,13 +122,13 @@ def start(world: World, source: Path, job: RLJob) -> Any:
 def train_step(backend: Any, step: int) -> dict[str, Any]:
     """Train one step on the microbatches of this replica; return its log-probabilities, gradients and norm."""
     world = backend.world
-    own = microbatches(step)[world.dp_rank :: world.dp_size]
+    own = microbatches_of(world, step)
     outputs = backend.run(own, lambda i, output: loss(own[i], output), entropy=True)
     gradients: dict[str, Any] = {}
     if step == 0:
         gradients = summed_gradients(backend)
     update = backend.update(step)
-    logprobs = [output.logprobs_BK.numpy() for output in outputs]
+    logprobs = [output.logprobs_BK.numpy() for output, each in zip(outputs, own, strict=True) if each.mask_BK.any()]
     return {"logprobs": logprobs, "gradients": gradients, "norm": update.norm, "replica": world.dp_rank}
 
 
@@ -179,8 +189,8 @@ def train_layouts(world: World, source: Path, jobs: Sequence[RLJob], storage: Pa
     return results
 
 
-def small_model(directory: Path, kind: str, tied: bool) -> Path:
-    """Write a small model of a kind; return the directory."""
+def small_model(directory: Path, kind: str, tied: bool, **others: Any) -> Path:
+    """Write a small model of a kind; return the directory. ``others``: further fields of its configuration."""
     torch.manual_seed(9)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
     sizes |= {"vocab_size": VOCABULARY, "num_key_value_heads": 2, "head_dim": 8}
@@ -189,7 +199,7 @@ def small_model(directory: Path, kind: str, tied: bool) -> Path:
         sizes["rope_parameters"] = scaling | {"rope_type": "llama3", "original_max_position_embeddings": 32}
     if kind == "qwen3_moe":
         sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
-    config = AutoConfig.for_model(kind, tie_word_embeddings=tied, initializer_range=0.1, **sizes)
+    config = AutoConfig.for_model(kind, tie_word_embeddings=tied, initializer_range=0.1, **sizes | others)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():  # biases and norms whose parts differ
         for parameter in model.parameters():
@@ -258,6 +268,11 @@ OF_EXPERTS = [
         id="4 ranks",
         marks=thorough,
     ),
+    pytest.param(
+        *(4, [{"expert": 2} | PACKED, INTERLEAVED | {"expert": 2, "context": 2, "recompute": "layer"}]),
+        id="copies of experts",
+        marks=thorough,
+    ),
 ]
 
 
@@ -273,8 +288,10 @@ def test_layouts_train_like_transformers_and_resume_each_others_checkpoints(job,
 @pytest.mark.parametrize(("ranks", "layouts"), OF_EXPERTS)
 def test_experts_train_like_those_of_transformers_and_resume_with_fsdp(job, tmp_path, ranks, layouts):
     """Traps: exchanges of different sizes, probabilities before the choice of experts, names in files."""
-    source = small_model(tmp_path / "model", "qwen3_moe", False)
-    check(job, tmp_path, ranks, layouts, {"experts": source})
+    sources = {"experts": small_model(tmp_path / "model", "qwen3_moe", False)}
+    if THOROUGH:
+        sources["tied"] = small_model(tmp_path / "model-tied", "qwen3_moe", True, norm_topk_prob=False)
+    check(job, tmp_path, ranks, layouts, sources)
 
 
 def check(job: Any, tmp_path: Path, ranks: int, layouts: Sequence[dict[str, Any]], sources: dict[str, Path]) -> None:

@@ -17,6 +17,7 @@ from test_megatron_layouts import (
     THOROUGH,
     in_files,
     microbatches,
+    microbatches_of,
     reference,
     small_model,
     split,
@@ -51,7 +52,8 @@ def reference_critic(source: Path) -> dict[str, Any]:
     torch.nn.init.zeros_(head.bias)
     named = {f"model.{name}": p for name, p in body.named_parameters()}
     named |= {f"lm_head.{name}": p for name, p in head.named_parameters()}
-    adamw = torch.optim.AdamW(named.values(), weight_decay=OPTIMIZER["weightDecay"], eps=OPTIMIZER["epsilon"])
+    options = {"weight_decay": OPTIMIZER["weightDecay"], "eps": OPTIMIZER["epsilon"], "betas": OPTIMIZER["betas"]}
+    adamw = torch.optim.AdamW(named.values(), **options)
     result: dict[str, Any] = {"norms": []}
     for step in range(STEPS):
         result["values"] = []
@@ -70,9 +72,9 @@ def reference_critic(source: Path) -> dict[str, Any]:
 def step_critic(critic: Any, backend: Any, step: int) -> dict[str, Any]:
     """Train one step; return the values of this replica's microbatches at the model's tokens, and the norm."""
     world = backend.world
-    own = microbatches(step)[world.dp_rank :: world.dp_size]
+    own = microbatches_of(world, step)
     values = critic.run(own, lambda i, values_BK: value_loss(own[i], values_BK))
-    masked = [v_BK.where(m.mask_BK, 0.0).numpy() for v_BK, m in zip(values, own, strict=True)]
+    masked = [v_BK.where(m.mask_BK, 0.0).numpy() for v_BK, m in zip(values, own, strict=True) if m.mask_BK.any()]
     return {"values": masked, "norm": critic.update(step).norm, "replica": world.dp_rank, "replicas": world.dp_size}
 
 
