@@ -76,6 +76,23 @@ def test_each_parallelism_lowers_what_it_divides():
     assert estimate(model, replace(base, frozen=(model,))).frozen == 2 * model.parameters
 
 
+def test_a_rank_keeps_its_weights_and_gradients_and_its_shard_of_the_optimizer():
+    """bfloat16: 2 bytes of weight, 4 of gradient; of float32 weights and two moments, 12, what the replicas divide."""
+    dense = shape("Qwen2.5-7B")
+    assert estimate(dense, MegatronLayout(TrainerParallelism(), 8, "bfloat16", 1024)).state == 6 * dense.parameters + (
+        12 * dense.parameters // 8
+    )
+    model, parallelism = shape("Qwen3-30B-A3B-Base"), TrainerParallelism(pipeline=2, expert=4)
+    outside, experts = stage_parameters(model, parallelism)
+    assert experts == 24 * 32 * 3 * 2048 * 768  # layers and experts of a rank, and three matrices
+    # 16 processes: 8 replicas of what is outside of experts, and 2 of each expert.
+    state = estimate(model, MegatronLayout(parallelism, 16, "bfloat16", 1024)).state
+    assert state == 6 * (outside + experts) + 12 * outside // 8 + 12 * experts // 2
+    assert estimate(model, MegatronLayout(parallelism, 16, "float32", 1024)).state == 8 * (outside + experts) + (
+        8 * outside // 8 + 8 * experts // 2
+    )
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_fits_its_gpus_by_the_estimate(path):
     spec = resolve(load(path, [])).spec
