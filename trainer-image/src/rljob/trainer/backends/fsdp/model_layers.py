@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +32,15 @@ def recompute_layers(model: PreTrainedModel, source: Path) -> None:
     recompute(layers)
 
 
-def recompute(layers: Iterable[torch.nn.Module]) -> None:
-    """Make each of the modules keep only its inputs; see :func:`recompute_layers`."""
+def recompute(
+    layers: Iterable[torch.nn.Module], again: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> None:
+    """Make each of the modules keep only its inputs; see :func:`recompute_layers`.
+
+    Args:
+        layers: the modules.
+        again: makes the context of the computation in the backward pass.
+    """
+    options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": lambda: (nullcontext(), again())}
     for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        layer.forward = partial(checkpoint, layer.forward, **options)

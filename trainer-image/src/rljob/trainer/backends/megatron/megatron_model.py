@@ -15,6 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from rljob.api.model_shape import ModelShape
 from rljob.trainer.backends.fsdp.model_layers import recompute
+from rljob.trainer.backends.megatron.cpu_shims import megatron_on
 from rljob.trainer.backends.megatron.megatron_library import (
     GPTModel,
     TransformerBlockSubmodules,
@@ -79,7 +80,7 @@ def build_stage(
             model.output_layer = head(shape.hidden, 1)
         chunks.append(model.to(device=grid.world.device, dtype=dtype))
         if recomputes:
-            recompute(model.decoder.layers)
+            recompute(model.decoder.layers, lambda: megatron_on(grid.world.device))
     for name, parameter in named_parameters(chunks, shape, grid).items():
         # The library marks weights only when it initializes them; without marks norms of gradients are wrong.
         if table[name].split and not hasattr(parameter, "tensor_model_parallel"):
