@@ -106,6 +106,17 @@ def test_splits_beside_the_best_one_of_the_first_twelve_are_simulated_too(rljob,
     assert best["stepSeconds"] == pytest.approx(4 + 4 * 50 / (33 * 100) + 1)
 
 
+MEGATRON = "spec.trainer={backend: megatron, processesPerNode: 4, parallelism: {tensor: 2, pipeline: 2}}"
+
+
+def test_only_splits_that_the_trainer_can_divide_are_simulated(rljob, files):
+    found = json.loads(rljob("simulate", *files(), "--set", MEGATRON, "--gpus", 11, "--steps", 1, "-o", "json")[1])
+    assert [split["trainerDevices"] for split in found["splits"]] == [8, 4]
+    copies = "spec.trainer={processesPerNode: 3, parallelism: {replicate: 3}}"
+    found = json.loads(rljob("simulate", *files(), "--set", copies, "--gpus", 8, "--steps", 1, "-o", "json")[1])
+    assert [split["trainerDevices"] for split in found["splits"]] == [6, 3]
+
+
 def test_a_split_that_takes_days_is_a_row_with_its_reason_beside_the_others(rljob, files):
     """A step of 200 tokens takes 100000 s on one GPU of the trainer, and half of that on two."""
     speeds = {"trainer": {"tokensPerSecondPerGpu": 0.002}}
@@ -203,6 +214,12 @@ def test_accepted_groups_of_a_job_without_filters_have_no_effect_and_a_note_says
             ["--gpus", "100000"],
             "job.yaml: --gpus is 100000: with one GPU of the trainer there are 99999 engines, and a pool has at "
             "most 1024; give at most 1025\n",
+        ),
+        (
+            {},
+            ["--gpus", "4", "--set", MEGATRON],
+            "job.yaml: --gpus is 4: with no number of engines spec.trainer.parallelism divides the GPUs that are left; "
+            "give another number\n",
         ),
         ({}, ["--gpus", "1"], "greater than or equal to 2"),
         ({}, ["--steps", "0"], "greater than or equal to 1"),

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
+from rljob.api.backend_checks import backend_problems
 from rljob.api.models import RLJob
 from rljob.api.roles import Rollout
 from rljob.api.speeds import Speeds
@@ -58,20 +59,33 @@ def predict(job: RLJob, speeds: Speeds, devices: int, steps: int) -> tuple[list[
             f"engine.weightUpdateSeconds is {speeds.engine.weight_update_seconds:g}: an update fails after "
             f"spec.weightSync.timeoutSeconds {limit:g}; raise that, or lower weightUpdateSeconds"
         )
+    possible = [engines for engines in range(1, largest + 1) if _can_train(job, devices - engines * each)]
+    if not possible:
+        raise ValueError(
+            f"--gpus is {devices}: with no number of engines spec.trainer.parallelism divides the GPUs that are left; "
+            "give another number"
+        )
     found: dict[int, SplitPrediction | SlowSplit] = {}
-    for engines in _spread(1, largest):
-        found[engines] = predict_split(job, speeds, engines, devices - engines * each, steps)
+    for i in _spread(0, len(possible) - 1):
+        found[possible[i]] = predict_split(job, speeds, possible[i], devices - possible[i] * each, steps)
     best = best_split(list(found.values())).engines
     below = max((n for n in found if n < best), default=best)
     above = min((n for n in found if n > best), default=best)
-    for engines in _spread(below, above):
-        if engines not in found:
-            found[engines] = predict_split(job, speeds, engines, devices - engines * each, steps)
+    for i in _spread(possible.index(below), possible.index(above)):
+        if possible[i] not in found:
+            found[possible[i]] = predict_split(job, speeds, possible[i], devices - possible[i] * each, steps)
     splits = [found[engines] for engines in sorted(found)]
     return (
         [split for split in splits if isinstance(split, SplitPrediction)],
         [split for split in splits if isinstance(split, SlowSplit)],
     )
+
+
+def _can_train(job: RLJob, processes: int) -> bool:
+    """Return whether the trainer's parallelism divides a number of processes."""
+    parallelism = job.spec.trainer.parallelism
+    trainer = job.spec.trainer.model_copy(update={"nodes": 1, "processes_per_node": processes})
+    return processes % parallelism.replicate == 0 and not any(backend_problems(trainer))
 
 
 def _spread(first: int, last: int) -> Iterator[int]:
