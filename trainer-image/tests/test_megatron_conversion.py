@@ -231,6 +231,12 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2
             {"rope_scaling": {"rope_type": "yarn"}, "rope_parameters": {"rope_type": "default"}},
             *({}, "megatron does not support yarn for rope_type"),
         ),
+        (
+            {"num_attention_heads": 5},
+            {},
+            "num_key_value_heads of config.json that divides the 5 attention heads, not 2",
+        ),
+        (EXPERTS | {"num_experts_per_tok": 7}, {}, "cannot choose 7 (num_experts_per_tok of config.json) of 6 experts"),
         ({"partial_rotary_factor": 0.5}, {}, "does not support a value for partial_rotary_factor of config.json"),
         (EXPERTS | {"num_experts_per_tok": None}, {}, "config.json lacks one; save the model again with transformers"),
         (

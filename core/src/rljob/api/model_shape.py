@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+QWEN3_HEAD_SIZE = 128
+"""head_dim of transformers' Qwen3Config if config.json has none; other kinds divide the features among the heads."""
 KINDS = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """model_type of the known models."""
 
@@ -130,7 +132,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
     if kind not in KINDS or not all(isinstance(number, int) and number > 0 for number in numbers):
         return None
     vocabulary, hidden, intermediate, layers, heads, *of_experts = (int(number or 0) for number in numbers)
-    size = config.get("head_dim") or hidden // heads
+    size = config.get("head_dim") or (QWEN3_HEAD_SIZE if kind == "qwen3" else hidden // heads)
     key_value_heads = config.get("num_key_value_heads") or heads
     if not isinstance(size, int) or not isinstance(key_value_heads, int):
         return None

@@ -74,6 +74,12 @@ def _model_problems(config: Mapping[str, Any]) -> Iterator[str]:
         if value != supported:
             shown = value if isinstance(value, str | int) else "a value"
             yield f"spec.trainer.backend: megatron does not support {shown} for {name} of config.json; set fsdp"
+    heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(groups, int) and groups > 0 and heads % groups:
+        yield (
+            f"spec.trainer.backend: megatron needs a num_key_value_heads of config.json that divides the {heads} "
+            f"attention heads, not {groups}; set fsdp"
+        )
     if config.get("num_experts_per_tok") == 1 and config.get("norm_topk_prob"):  # the router would have no gradient
         yield (
             "spec.trainer.backend: megatron does not support norm_topk_prob of config.json with one expert for each "
@@ -96,6 +102,11 @@ def _layout_problems(model: ModelShape, settings: Trainer) -> Iterator[str]:
                 "set a divisor"
             )
             return
+    if model.active_experts > model.experts:
+        yield (
+            f"spec.trainer.backend: megatron cannot choose {model.active_experts} (num_experts_per_tok of config.json) "
+            f"of {model.experts} experts; correct config.json"
+        )
     sizes = f"pipeline: {pipeline}" if groups == 1 else f"virtualPipeline: pipeline {pipeline} × {groups}"
     if model.layers % (pipeline * groups):
         yield (
