@@ -24,8 +24,9 @@ import logging
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from types import EllipsisType
 
@@ -282,7 +283,7 @@ def read_optimizer_tensor(checkpoint: Path, name: str, rows: slice | EllipsisTyp
     index = checkpoint / index_name(OPTIMIZER_FILE)
     try:
         if index.exists():
-            path = path.with_name(json.loads(index.read_bytes())["weight_map"][name])
+            path = path.with_name(_files_of(index)[name])
         with safe_open(path, "pt") as file:
             content: Tensor = file.get_slice(name)[rows]
             return content
@@ -300,10 +301,22 @@ def optimizer_files(checkpoint: Path) -> list[Path]:
     if not index.exists():
         return [checkpoint / OPTIMIZER_FILE]
     try:
-        names = json.loads(index.read_bytes())["weight_map"].values()
+        names = _files_of(index).values()
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{index} cannot be read ({error!r})") from None
     return [index.with_name(name) for name in sorted(set(names))]
+
+
+def _files_of(index: Path) -> Mapping[str, str]:
+    """Return the names of the tensors in an index, and the files that hold them."""
+    return _parsed_index(index, index.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _parsed_index(index: Path, modified: int) -> Mapping[str, str]:
+    """Return the content of an index; it is asked for each of tens of thousands of tensors of experts."""
+    found: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+    return found
 
 
 def optimizer_names(checkpoint: Path) -> set[str]:
@@ -312,14 +325,14 @@ def optimizer_names(checkpoint: Path) -> set[str]:
     Raises:
         ModelError: a file cannot be read.
     """
-    names: set[str] = set()
-    for path in optimizer_files(checkpoint):
-        try:
-            with safe_open(path, "pt") as file:
-                names.update(file.keys())
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"{path} cannot be read ({error!r})") from None
-    return names
+    index, path = checkpoint / index_name(OPTIMIZER_FILE), checkpoint / OPTIMIZER_FILE
+    try:
+        if index.exists():
+            return set(_files_of(index))
+        with safe_open(path, "pt") as file:
+            return set(file.keys())
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise ModelError(f"{path} cannot be read ({error!r})") from None
 
 
 def read_configuration(source: Path) -> dict[str, bytes]:
