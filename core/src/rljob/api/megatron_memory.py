@@ -139,8 +139,10 @@ def _activations(model: ModelShape, layout: MegatronLayout) -> int:
     passes = stages if groups == 1 else 2 * (stages - 1) + (groups - 1) * stages + 1
     kept = size * model.hidden if layout.recompute == "layer" else _layer(model, layout.dtype)
     working = _layer(model, layout.dtype) + (size + FLOAT32) * (3 * model.intermediate + 2 * model.hidden)
-    gathered = 2 * size * model.key * layout.tokens // parallelism.tensor if parallelism.context > 1 else 0
-    return (passes * layers * kept + working) * tokens + gathered
+    # Keys and values of all context-parallel ranks, as they were gathered and in the order of the row.
+    gathered = 2 * 2 * size * model.key * layout.tokens // parallelism.tensor if parallelism.context > 1 else 0
+    of_layers = 1 if layout.recompute == "layer" else passes * layers
+    return (passes * layers * kept + working) * tokens + gathered * of_layers
 
 
 def _layer(model: ModelShape, dtype: Dtype) -> int:
