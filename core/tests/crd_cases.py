@@ -1062,12 +1062,12 @@ FIELDS = [
     Case(
         "replicas of different numbers of processes",
         ("spec.trainer={backend: megatron, processesPerNode: 6, parallelism: {tensor: 2, pipeline: 2}}",),
-        "every replica of the model needs tensor × pipeline × context processes",
+        "every replica of the model needs tensor × pipeline × context processes; set divisors",
     ),
     Case(
         "parts of samples on different numbers of processes",
         ("spec.trainer={backend: megatron, processesPerNode: 4, parallelism: {context: 3}}",),
-        "every replica of the model needs tensor × pipeline × context processes",
+        "every replica of the model needs tensor × pipeline × context processes; set divisors",
     ),
     Case(
         "experts on different numbers of processes",

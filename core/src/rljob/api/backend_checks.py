@@ -15,7 +15,8 @@ PLANNED = "fsdp"
 NEEDS_MEGATRON = "needs backend megatron; set it, or remove this field"
 NOT_MEGATRON = "is not supported by backend megatron; remove it, or set backend fsdp"
 INDIVISIBLE = (
-    "does not divide nodes × processesPerNode; every replica of the model needs tensor × pipeline × context processes"
+    "does not divide nodes × processesPerNode: every replica of the model needs tensor × pipeline × context processes; "
+    "set divisors"
 )
 INDIVISIBLE_EXPERTS = (
     "does not divide the processes with the same part of the layers, nodes × processesPerNode / (tensor × pipeline); "
