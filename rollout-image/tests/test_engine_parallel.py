@@ -11,7 +11,7 @@ from served_engine import LONGEST, Trainer, ints, running
 
 from rljob.api.roles import Rollout
 from rljob.protocol.agent_protocol import EngineCrashed, WeightFailed
-from rljob.rollout import shared_memory
+from rljob.rollout import server_shared_memory
 from rljob.rollout.adapters.vllm.adapter import VllmAdapter
 from rljob.rollout.conformance import CHECKS, corrupted_weights_generate_no_token
 from rljob.rollout.engine_under_test import EngineUnderTest
@@ -104,7 +104,7 @@ async def test_a_worker_that_is_killed_during_an_update_costs_the_engine_only(ru
         return wait
 
     monkeypatch.setattr(group, "begin_broadcast", begin_broadcast)
-    processes, memory = family(run), shared_memory.used_by(run.server().pid)
+    processes, memory = family(run), server_shared_memory.used_by(run.server().pid)
     sending = asyncio.create_task(asyncio.to_thread(run.trainer.sender.send, run.engine, run.trainer.packed()))
     await run.coordinator.send(message)
     await asyncio.to_thread(middle.wait)
@@ -117,7 +117,7 @@ async def test_a_worker_that_is_killed_during_an_update_costs_the_engine_only(ru
     run.coordinator.received[:] = [m for m in run.coordinator.received if not isinstance(m, WeightFailed)]
     registration = await run.registered()
     assert registration.instance != old and (registration.version, registration.running) == (-1, [])
-    assert memory and not [name for name in memory if (shared_memory.DIRECTORY / name).exists()]
+    assert memory and not [name for name in memory if (server_shared_memory.DIRECTORY / name).exists()]
     psutil.wait_procs(processes, 10)
     assert not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     await run.update()

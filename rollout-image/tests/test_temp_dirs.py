@@ -8,7 +8,7 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from rljob.rollout import shared_memory, temp_dirs
+from rljob.rollout import server_shared_memory, temp_dirs
 from rljob.rollout.temp_dirs import ServerTempDir, remove_orphans
 
 
@@ -52,7 +52,7 @@ def test_shared_memory_of_a_killed_server_is_removed_and_that_of_others_is_not(r
 
     directory = ServerTempDir()
     with start() as server, start() as other:
-        name, of_other = (shared_memory.DIRECTORY / each.stdout.readline().strip() for each in (server, other))
+        name, of_other = (server_shared_memory.DIRECTORY / each.stdout.readline().strip() for each in (server, other))
         directory.note_shared_memory(server.pid)
         for each in (server, other):
             os.killpg(each.pid, signal.SIGKILL)
@@ -89,7 +89,7 @@ def segment():
     made = []
 
     def make(name):
-        made.append(shared_memory.DIRECTORY / f"rljob-test-{os.getpid()}-{name}")
+        made.append(server_shared_memory.DIRECTORY / f"rljob-test-{os.getpid()}-{name}")
         made[-1].write_bytes(b"content")
         return made[-1]
 

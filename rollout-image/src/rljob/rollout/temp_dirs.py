@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from rljob.rollout import shared_memory
+from rljob.rollout import server_shared_memory
 
 log = logging.getLogger(__name__)
 
@@ -33,21 +33,21 @@ class ServerTempDir:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._lock = (self.path / LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._earlier = shared_memory.names()
+        self._earlier = server_shared_memory.names()
         self._noted: set[str] = set()
         self._group: int | None = None
 
     def note_shared_memory(self, group: int) -> None:
         """Add the files that processes of the server's process group have mapped to the list."""
         self._group = group
-        if new := shared_memory.used_by(group) - self._earlier - self._noted:
+        if new := server_shared_memory.used_by(group) - self._earlier - self._noted:
             self._noted |= new
             with contextlib.suppress(OSError), (self.path / SHARED_MEMORY).open("a") as file:  # the disk may be full
                 file.writelines(f"{name}\n" for name in sorted(new))
 
     def remove(self) -> None:
         """Delete the directory and its content, and the shared memory; the server has ended."""
-        shared_memory.remove(self._noted, self._group)
+        server_shared_memory.remove(self._noted, self._group)
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
@@ -61,7 +61,7 @@ def remove_orphans() -> None:
             with path.open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
-                    shared_memory.remove((path.parent / SHARED_MEMORY).read_text().splitlines())
+                    server_shared_memory.remove((path.parent / SHARED_MEMORY).read_text().splitlines())
                 shutil.rmtree(path.parent, ignore_errors=True)
         except OSError:  # in use, another user's, or just removed
             continue
