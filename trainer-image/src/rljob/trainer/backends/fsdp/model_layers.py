@@ -41,6 +41,6 @@ def recompute(
         layers: the modules.
         again: makes the context of the computation in the backward pass.
     """
-    options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": lambda: (nullcontext(), again())}
+    once = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, **options)
+        layer.forward = partial(once, layer.forward, context_fn=lambda: (nullcontext(), again()))

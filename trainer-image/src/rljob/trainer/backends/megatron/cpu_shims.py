@@ -2,7 +2,8 @@
 
 The library names the device literally: ``torch.cuda.current_device()``, ``device="cuda"``, ``Tensor.cuda()``, pinned
 memory, streams, and types such as ``torch.cuda.FloatTensor``. While :func:`megatron_on` is entered with a CPU, this
-thread gets the CPU instead. Tensors of other threads are not affected, and nothing is outside the context.
+thread gets the CPU instead. Functions of torch.cuda and torch.distributed are replaced for all threads. Tensors of
+other threads are not affected, and nothing is outside the context.
 
 Tensors are gathered, and reduced and scattered, by messages between the ranks. gloo does both for tensors of one size
 only, where NCCL takes any; experts that are split over tensor-parallel ranks need different sizes. It also copies the
@@ -50,7 +51,8 @@ PIECE = 1 << 20  # elements that a rank receives from another at a time, to add 
 
 def _exchange(sent: Sequence[Tensor], received: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     """Send each other rank its tensor of ``sent`` and fill its tensor of ``received``; all are flat."""
-    rank, size, works = group.rank(), group.size(), []
+    rank, size = group.rank(), group.size()
+    works: list[Any] = []
     for distance in range(1, size):
         after, before = (rank + distance) % size, (rank - distance) % size
         if sent[after].numel():
@@ -77,7 +79,7 @@ def _reduce_scatter(output: Tensor, tensors: Sequence[Tensor], group: dist.Proce
     memory = total.new_empty(group.size(), min(PIECE, total.numel()))
     for start in range(0, max(tensor.numel() for tensor in sent), PIECE):
         piece = slice(start, start + PIECE)
-        received = memory[:, : total[piece].numel()]
+        received = memory[:, : total[piece].numel()].unbind()
         _exchange([tensor[piece] for tensor in sent], received, group)
         for other in range(group.size()):
             if other != rank:
@@ -86,7 +88,7 @@ def _reduce_scatter(output: Tensor, tensors: Sequence[Tensor], group: dist.Proce
 
 def _all_gather_single(output: Tensor, tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False) -> _Done:
     """Fill ``output`` with the tensors of all ranks, one after the other."""
-    _all_gather(output.view(group.size(), -1), tensor, group)
+    _all_gather(output.view(group.size(), -1).unbind(), tensor, group)
     return _DONE
 
 
@@ -95,7 +97,7 @@ def _reduce_scatter_single(
 ) -> _Done:
     """Fill ``output`` with the sum over the ranks of this rank's part of ``tensor``."""
     assert op == dist.ReduceOp.SUM, op
-    _reduce_scatter(output, tensor.view(group.size(), -1), group)
+    _reduce_scatter(output, tensor.view(group.size(), -1).unbind(), group)
     return _DONE
 
 
