@@ -280,7 +280,8 @@ OF_EXPERTS = [
 def test_layouts_train_like_transformers_and_resume_each_others_checkpoints(job, tmp_path, ranks, layouts):
     """Traps: norms without marks, padded vocabulary, a loss that the schedule divides, moments that are not loaded."""
     kinds = DENSE if THOROUGH else ["qwen2"]
-    sources = {kind: small_model(tmp_path / f"model-{kind}", kind, False) for kind in kinds}
+    linear = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0}}
+    sources = {kind: small_model(tmp_path / f"model-{kind}", kind, False, **linear) for kind in kinds}
     sources["tied"] = small_model(tmp_path / "model-tied", "qwen2", True)
     check(job, tmp_path, ranks, layouts, sources)
 
