@@ -61,7 +61,7 @@ engine: setup ## Run the tests that start a real vLLM server
 .PHONY: sglang
 sglang: setup ## Run the tests that start a real SGLang server on this CPU (1 GB, once)
 	RLJOB_SGLANG_PYTHON="$$($(BIN)/python -m tools.sglang)" && export RLJOB_SGLANG_PYTHON && \
-		$(BIN)/python -m pytest $(or $(PYTEST_ARGS),rollout-image/tests/test_sglang_engine.py)
+		$(BIN)/python -m pytest $(or $(PYTEST_ARGS),-k sglang rollout-image/tests/test_sglang_engine.py rollout-image/tests/test_engine_parallel.py)
 
 RAY := .cache/ray
 

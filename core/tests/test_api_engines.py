@@ -39,9 +39,12 @@ def test_other_arguments_pass(arg):
 @pytest.mark.parametrize(
     ("arg", "remedy"),
     [
-        ("--tp-size", "this engine has one worker; raise replicas"),
+        ("--tp-size", "set parallelism.tensor"),
+        ("--tensor-parallel-size=2", "set parallelism.tensor"),
         ("--context-len", "set maxModelLength"),
-        ("--dp=2", "this engine has one worker; raise replicas"),
+        ("--dp=2", "the workers of this engine share each layer; set parallelism.tensor or replicas"),
+        ("--attn-dp-size", "the workers of this engine share each layer; set parallelism.tensor or replicas"),
+        ("--dcp-size", "the workers of this engine share each layer; set parallelism.tensor or replicas"),
         ("--admin-api-key=k", "every server has a key of its own"),
         ("--skip-tokenizer-init", "always on: token ids go in and out"),
     ],

@@ -144,10 +144,10 @@ class Run:
         sampling = SamplingParams(temperature, tokens, list(stop), self.turns)
         return Generate(request_id, array("i", prompt).tobytes(), sampling)
 
-    async def update_and_generate(self, requests):
+    async def update_and_generate(self, requests, **how):
         """Give the engine the next version, which compares digests and the probe; compare what it then samples."""
         self.trainer.change()
-        await self.update()
+        await self.update(**how)
         messages = [self.request([3, 1, 4, i], 20) for i in range(requests)]
         await self.coordinator.send(*messages)
         for i, message in enumerate(messages):

@@ -12,8 +12,8 @@ import pytest
 from e2e.fakes.hub import serving_hub
 from rljob.protocol.environment import read_environment
 from rljob.rollout import preflight
+from rljob.rollout.adapters.model_split import VOCABULARY_PADDING
 from rljob.rollout.adapters.vllm import adapter as vllm_adapter
-from rljob.rollout.adapters.vllm.model_split import VOCABULARY_PADDING
 from rljob.rollout.agent_process import build
 from rljob.rollout.main import main
 from rljob.rollout.model_config import head_size, longest_sequence

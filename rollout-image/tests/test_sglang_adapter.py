@@ -108,10 +108,58 @@ def test_an_interpreter_that_does_not_exist_is_named(model, monkeypatch):
     assert problem.endswith("; correct it")
 
 
-@pytest.mark.parametrize("size", ["tensor", "pipeline", "data"])
-def test_an_engine_has_one_worker(model, installed, size):
-    (problem,) = SglangAdapter(pool(parallelism=EngineParallelism(**{size: 2})), model).problems()
-    assert problem == f"parallelism.{size}: an engine of sglang has one worker; remove it, and raise replicas"
+@pytest.mark.parametrize("size", ["pipeline", "data"])
+def test_the_workers_of_an_engine_share_each_layer(model, installed, size):
+    sizes = EngineParallelism(**{"tensor": 2, size: 2})
+    (problem,) = SglangAdapter(pool(parallelism=sizes), model).problems()
+    assert problem == (
+        f"parallelism.{size}: the workers of an engine of sglang share each layer; remove it, and raise "
+        "parallelism.tensor or replicas"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tensor", "numbers", "field"),
+    [
+        (3, {}, "num_attention_heads in config.json is 4; set one of 1, 2, 4"),
+        (4, {"num_key_value_heads": 3}, "num_key_value_heads in config.json is 3; set one of 1"),
+        (4, {"moe_intermediate_size": 6}, "moe_intermediate_size in config.json is 6; set one of 1, 2"),
+    ],
+)
+def test_numbers_that_the_workers_cannot_share_are_refused(model, installed, tensor, numbers, field):
+    (model / "config.json").write_text(json.dumps(SHAPE | numbers))
+    (problem,) = SglangAdapter(pool(parallelism={"tensor": tensor}), model).problems()
+    assert problem == f"parallelism.tensor: SGLang cannot split {model} among {tensor} workers, because {field}"
+
+
+def test_workers_share_any_vocabulary_and_copy_few_heads(model, installed):
+    (model / "config.json").write_text(json.dumps(SHAPE | {"vocab_size": 321}))
+    assert list(SglangAdapter(pool(parallelism={"tensor": 4}), model).problems()) == []
+
+
+@pytest.mark.parametrize(("tensor", "part"), [(1, 1), (2, 2), (4, 2)])
+def test_each_worker_caches_its_heads_of_all_tokens(model, tensor, part):
+    """With four workers and two heads of key and value, each worker has one of them."""
+    settings = pool(kvCacheBytes=4 << 20, parallelism={"tensor": tensor})
+    command = SglangAdapter(settings, model).launch(81, "k").command
+    assert option(command, "--tensor-parallel-size") == str(tensor)
+    assert option(command, "--max-total-tokens") == str((4 << 20) * part // TOKEN_BYTES)
+
+
+def test_several_workers_on_a_cpu_need_no_nccl_and_have_cores(model, monkeypatch):
+    monkeypatch.setattr(sglang_adapter.os, "sched_getaffinity", lambda process: {3, 5, 4})
+    one, two, four = (
+        SglangAdapter(pool(parallelism={"tensor": tensor}), model).launch(81, "k").environment for tensor in (1, 2, 4)
+    )
+    assert {*two} - {*one} == {
+        "SGLANG_USE_MESSAGE_QUEUE_BROADCASTER",
+        "SGLANG_NCCL_SO_PATH",
+        "SGLANG_CPU_OMP_THREADS_BIND",
+    }
+    assert two["SGLANG_CPU_OMP_THREADS_BIND"] == "3,5|4"
+    assert four["SGLANG_CPU_OMP_THREADS_BIND"] == "3|4|5|3,4,5"
+    gpus = pool(accelerator={"kind": "nvidia"}, dtype="bfloat16", parallelism={"tensor": 2})
+    assert "SGLANG_NCCL_SO_PATH" not in SglangAdapter(gpus, model).launch(81, "k").environment
 
 
 def test_a_cache_that_holds_no_sequence_is_refused(model, installed):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 SHORTEST_ABBREVIATION = len("--m")
 ONE_POD = "an engine runs in one pod"
 BY_RAY = "rljob connects the hosts of an engine by Ray"
-ONE_WORKER = "this engine has one worker; raise replicas"
+ONE_REPLICA = "the workers of this engine share each layer; set parallelism.tensor or replicas"
 
 
 @dataclass(frozen=True)
@@ -100,16 +100,22 @@ ENGINES: Mapping[str, Engine] = {
         governed={
             "--admin-api-key": "every server has a key of its own",
             "--api-key": "every server has a key of its own",
+            "--attention-context-parallel-size": ONE_REPLICA,
+            "--attention-data-parallel-size": ONE_REPLICA,
+            "--attn-cp-*": ONE_REPLICA,
+            "--attn-dp-*": ONE_REPLICA,
             "--config": "write the arguments themselves",
             "--context-length": "set maxModelLength",
-            "--data-parallel-size": ONE_WORKER,
+            "--data-parallel-size": ONE_REPLICA,
+            "--dcp*": ONE_REPLICA,
+            "--decode-context-parallel-size": ONE_REPLICA,
             "--device": "set accelerator",
             "--disable-overlap-schedule": "rljob decides by the device",
             "--disaggregation-*": ONE_POD,
             "--dist-*": ONE_POD,
-            "--dp*": ONE_WORKER,
+            "--dp*": ONE_REPLICA,
             "--dtype": "set dtype",
-            "--enable-dp-*": ONE_WORKER,
+            "--enable-dp-*": ONE_REPLICA,
             "--grpc-*": "the agent uses HTTP",
             "--host": "the server listens on loopback",
             "--is-embedding": "the agent generates",
@@ -122,9 +128,9 @@ ENGINES: Mapping[str, Engine] = {
             "--nccl-port": "rljob takes a free port",
             "--nnodes": ONE_POD,
             "--node-rank": ONE_POD,
-            "--pipeline-parallel-size": ONE_WORKER,
+            "--pipeline-parallel-size": ONE_REPLICA,
             "--port": "rljob takes a free port",
-            "--pp*": ONE_WORKER,
+            "--pp*": ONE_REPLICA,
             "--preferred-sampling-params": "sampling is set by the tasks",
             "--sampling-defaults": "sampling is set by the tasks",
             "--served-model-name": "only the agent calls the server",
@@ -132,9 +138,9 @@ ENGINES: Mapping[str, Engine] = {
             "--skip-tokenizer-init": "always on: token ids go in and out",
             "--smg-*": "the agent uses HTTP",
             "--ssl-*": "the server listens on loopback",
-            "--tensor-parallel-size": ONE_WORKER,
+            "--tensor-parallel-size": "set parallelism.tensor",
             "--tokenizer-worker-num": "every engine has one server",
-            "--tp*": ONE_WORKER,
+            "--tp*": "set parallelism.tensor",
             "--use-ray": ONE_POD,
             "--weight-version": "rljob sends the weights",
         },

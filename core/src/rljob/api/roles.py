@@ -278,9 +278,9 @@ class EngineParallelism(Model):
     tensor: Annotated[int, Field(ge=1, le=1024)] = 1
     """Tensor parallel size: workers that share each layer."""
     pipeline: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Pipeline parallel size: groups of workers that share the layers."""
+    """Pipeline parallel size: groups of workers that share the layers; 1 with `engine: sglang`."""
     data: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Data parallel size: replicas of the model in one engine."""
+    """Data parallel size: replicas of the model in one engine; 1 with `engine: sglang`."""
 
     @property
     def workers(self) -> int:

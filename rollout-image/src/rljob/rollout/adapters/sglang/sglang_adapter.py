@@ -20,6 +20,7 @@ from rljob.api.roles import Rollout
 from rljob.protocol.environment import SGLANG_PYTHON
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.rollout.adapters.base import Launch
+from rljob.rollout.adapters.model_split import DIVIDED, tensor_problems
 from rljob.rollout.adapters.sglang.main import KEY_VARIABLE
 from rljob.rollout.adapters.sglang.sglang_client import PAUSE_MODES, SglangClient
 from rljob.rollout.answer_end import load_tokenizer
@@ -41,6 +42,8 @@ CPU_ENVIRONMENT: Mapping[str, str | None] = {
     "CUDA_VISIBLE_DEVICES": "",
     "OMP_NUM_THREADS": "1",
 }
+WORKERS_ENVIRONMENT = {"SGLANG_USE_MESSAGE_QUEUE_BROADCASTER": "false"}  # not used here, and it listens without a key
+CPU_WORKERS_ENVIRONMENT = {"SGLANG_NCCL_SO_PATH": os.devnull}  # with NCCL, which torch may bring, it wants GPUs
 
 
 class SglangAdapter:
@@ -66,9 +69,13 @@ class SglangAdapter:
     def problems(self) -> Iterator[str]:
         """Yield each reason why a server cannot start. Takes 10 s if the pool has args."""
         sizes = self._pool.parallelism
-        for size, count in (("tensor", sizes.tensor), ("pipeline", sizes.pipeline), ("data", sizes.data)):
+        for size, count in (("pipeline", sizes.pipeline), ("data", sizes.data)):
             if count > 1:
-                yield f"parallelism.{size}: an engine of sglang has one worker; remove it, and raise replicas"
+                yield (
+                    f"parallelism.{size}: the workers of an engine of sglang share each layer; remove it, and raise "
+                    "parallelism.tensor or replicas"
+                )
+        yield from tensor_problems("SGLang", self._model, sizes.tensor, (*DIVIDED, "moe_intermediate_size"))
         yield from self._cache_problems()
         try:
             missing = self._run(["-c", _MISSING, *MODULES]).stdout.split()
@@ -101,14 +108,16 @@ class SglangAdapter:
             )
 
     def _cache_tokens(self) -> int | None:
-        """Return how many tokens the KV cache has; None if SGLang decides."""
+        """Return how many tokens the KV cache has; None if SGLang decides. Each worker has its heads of all tokens, at
+        least one head."""
         pool = self._pool
         size = pool.kv_cache_bytes or (cpu_cache_bytes("sglang") if self._on_cpu else None)
         shape = shape_of(self._model)
         if size is None or shape is None:
             return None
         assert pool.dtype is not None, "resolve() sets it"
-        return size // (2 * shape.layers * shape.key * DTYPE_BYTES[pool.dtype])  # key and value
+        heads = max(1, shape.key_value_heads // pool.parallelism.tensor)
+        return size // (2 * shape.layers * heads * shape.head_size * DTYPE_BYTES[pool.dtype])  # key and value
 
     def _run(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
         command = [self._python, *arguments]
@@ -121,7 +130,15 @@ class SglangAdapter:
             "GLOO_SOCKET_IFNAME": "lo",  # its processes are on this machine
             "PYTHONDONTWRITEBYTECODE": None,  # without bytecode files every start compiles torch and SGLang
             **(CPU_ENVIRONMENT if self._on_cpu else {}),
+            **self._environment_of_workers(),
         }
+
+    def _environment_of_workers(self) -> Mapping[str, str | None]:
+        """Return the variables of a server with several workers."""
+        workers = self._pool.parallelism.workers
+        if workers == 1:
+            return {}
+        return WORKERS_ENVIRONMENT | (CPU_WORKERS_ENVIRONMENT | _cores(workers) if self._on_cpu else {})
 
     def launch(self, port: int, key: str) -> Launch:
         """Return how to start a server on ``port`` of loopback."""
@@ -132,6 +149,7 @@ class SglangAdapter:
             "--host": "127.0.0.1",
             "--port": port,
             "--dtype": pool.dtype,
+            "--tensor-parallel-size": pool.parallelism.tensor,
             "--context-length": pool.max_model_length,
             "--max-running-requests": pool.max_concurrency + PROBE_SLOTS,
             "--sampling-defaults": "openai",  # a model's own defaults must not change the sampling
@@ -158,3 +176,11 @@ class SglangAdapter:
         log = list(lines)
         killed = next((found for found in map(_KILLED.match, log) if found), None)
         return describe_end(int(killed[2]), False, f"SGLang's {killed[1]}") if killed else first_error(log, LOG_PREFIX)
+
+
+def _cores(workers: int) -> Mapping[str, str]:
+    """Return the variable that gives each worker a part of this process's cores, all of them if there are fewer. SGLang
+    demands it; the test module in the place of its kernels binds no thread."""
+    cores = sorted(os.sched_getaffinity(0))
+    parts = (cores[worker::workers] or cores for worker in range(workers))
+    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, part)) for part in parts)}

@@ -1,22 +1,28 @@
-"""Ends SGLang's server with exit code 1 when one of its processes fails.
+"""Ends SGLang's server with exit code 1 when one of its processes fails, and reports which signal killed one.
 
 SGLang itself would kill its own process, which the agent cannot distinguish from a server that something else killed.
+It looks for killed processes once a second; a scheduler that waits for a killed one fails earlier.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from multiprocessing.connection import wait
 from typing import Any
 
 from sglang.srt.utils import kill_process_tree
 
-FAILED = 1
+from rljob.protocol.exit_codes import FAILURE
+
+GRACE_SECONDS = 0.5
+"""Time in which a process ends whose connections are closed."""
 
 
 def end_server(number: int | None = None, frame: Any = None) -> None:
     """Kill the other processes of the server and exit; SGLang's handler of SIGQUIT while it starts."""
     kill_process_tree(os.getpid(), include_parent=False)
-    os._exit(FAILED)
+    os._exit(FAILURE)
 
 
 def end_at_failures(arguments: Any, handlers: Any) -> None:
@@ -26,5 +32,22 @@ def end_at_failures(arguments: Any, handlers: Any) -> None:
         arguments: SGLang's ServerArgs, for its start.
         handlers: SGLang's SignalHandler, for the time after it.
     """
+
+    def end(self: Any, number: int | None = None, frame: Any = None) -> None:
+        report_kills(self.tokenizer_manager._subprocess_watchdog)
+        end_server()
+
     arguments.custom_sigquit_handler = end_server
-    handlers.running_phase_sigquit_handler = lambda self, number=None, frame=None: end_server()
+    handlers.running_phase_sigquit_handler = end
+
+
+def report_kills(watchdog: Any) -> None:
+    """Write a line to stderr for each process that a signal killed, in the words of ``watchdog``, SGLang's
+    SubprocessWatchdog; None: there is none yet."""
+    if watchdog is None:
+        return
+    wait([process.sentinel for process in watchdog._processes], GRACE_SECONDS)
+    for process, name in zip(watchdog._processes, watchdog._names, strict=True):
+        if (process.exitcode or 0) < 0:
+            sys.stderr.write(f"Subprocess {name} (pid={process.pid}) crashed with exit code {process.exitcode}\n")
+    sys.stderr.flush()

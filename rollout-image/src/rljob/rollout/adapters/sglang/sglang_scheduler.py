@@ -1,7 +1,7 @@
-"""The process of SGLang's server that has the model: its scheduler, prepared for rljob.
+"""The processes of SGLang's server that have the model: its schedulers, prepared for rljob.
 
 :mod:`rljob.rollout.adapters.sglang.main` passes :func:`run_scheduler` to SGLang instead of SGLang's own function.
-SGLang spawns the process, so nothing that the server's first process changed is known here.
+SGLang spawns these processes, so nothing that the server's first process changed is known here.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from rljob.api.roles import Rollout
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.rollout.adapters.base import Launch
 from rljob.rollout.adapters.http_client import KEEP_ALIVE_SECONDS
+from rljob.rollout.adapters.model_split import DIVIDED, pipeline_problems, tensor_problems
 from rljob.rollout.adapters.vllm.engine_exit import find_kill
-from rljob.rollout.adapters.vllm.model_split import split_problems
 from rljob.rollout.adapters.vllm.server_key import KEY_VARIABLE, RequireVllmKey
 from rljob.rollout.adapters.vllm.vllm_client import PAUSE_MODES, VllmClient
 from rljob.rollout.exit_diagnosis import first_error
@@ -76,7 +76,9 @@ class VllmAdapter:
                 f"model: vLLM on a CPU cannot run {self._model} with attention heads of size {size} (config.json); use "
                 f"a model with one of {', '.join(map(str, CPU_HEAD_SIZES))}"
             )
-        yield from split_problems(self._model, self._pool.parallelism)
+        sizes = self._pool.parallelism
+        yield from tensor_problems("vLLM", self._model, sizes.tensor, (*DIVIDED, "vocab_size"))
+        yield from pipeline_problems(self._model, sizes.pipeline)
         if self._pool.args:
             command = [sys.executable, "-m", f"{PACKAGE}.check_arguments", *self._pool.args]
             environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}

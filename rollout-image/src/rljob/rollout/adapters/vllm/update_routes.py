@@ -23,6 +23,7 @@ import msgspec
 
 from rljob.rollout.adapters.update_steps import PAUSE, RECEIVE, RESUME, SCORE
 from rljob.rollout.adapters.vllm.generation_stream import GENERATE, score, serve
+from rljob.rollout.adapters.worker_results import WorkerResult, agreed_digest, require_success
 from rljob.rollout.auth_middleware import Application, Scope
 
 Call: TypeAlias = Callable[[Any, bytes, Callable[[], bool]], Awaitable[object]]
@@ -92,13 +93,6 @@ class StepsDone(msgspec.Struct):
     seconds: dict[str, float] = {}
 
 
-class WorkerResult(msgspec.Struct):
-    """What a worker answers: the digest of what it received, and the error that it caught, if any."""
-
-    digest: str
-    error: str
-
-
 class UpdateRoutes:
     """ASGI middleware that serves the routes.
 
@@ -139,7 +133,7 @@ class UpdateRoutes:
 
     async def _join(self, engine: Any, body: bytes, left: Callable[[], bool]) -> None:
         async with self._one:
-            await _call_workers(engine, "rljob_join", msgspec.json.decode(body))
+            require_success(await _call_workers(engine, "rljob_join", msgspec.json.decode(body)))
 
     async def _update(self, engine: Any, body: bytes, left: Callable[[], bool]) -> StepsDone:
         return await _Update(engine, msgspec.json.decode(body, type=Steps), left).run(self._one)
@@ -204,13 +198,10 @@ class _Update:
 
     async def _receive(self, receive: Receive) -> None:
         """Receive and commit; the workers compare the digests before they commit."""
-        digests = set(
-            await _call_workers(self._engine, "rljob_receive", receive.update | {"timeout_seconds": self._remaining()})
-        )
-        if len(digests) != 1:
-            raise RuntimeError("the engine's workers received different weights")
+        update = receive.update | {"timeout_seconds": self._remaining()}
+        digest = agreed_digest(await _call_workers(self._engine, "rljob_receive", update))
         await self._engine.update_weight_version(receive.weight_version)
-        self._done.digest = digests.pop()
+        self._done.digest = digest
 
     async def _resume(self, _: None) -> None:
         await self._engine.resume_generation()
@@ -219,18 +210,14 @@ class _Update:
         self._done.scores = await asyncio.gather(*(score(self._engine, sequence) for sequence in sequences))
 
 
-async def _call_workers(engine: Any, method: str, argument: object) -> list[str]:
-    """Call a method of the workers of all data-parallel replicas; return their digests.
+async def _call_workers(engine: Any, method: str, argument: object) -> list[WorkerResult]:
+    """Call a method of the workers of all data-parallel replicas; return their results.
 
     Raises:
-        RuntimeError: a worker failed, or an engine process is dead.
+        RuntimeError: an engine process is dead.
     """
     replies = await engine.engine_core.call_utility_all_async("collective_rpc", method, None, (argument,), None)
-    results = [msgspec.convert(result, WorkerResult) for replica in replies for result in replica]
-    if failed := [i for i, result in enumerate(results) if result.error]:
-        errors = (f"worker {i} of {len(results)}: {results[i].error}" for i in failed)
-        raise RuntimeError("; ".join(errors) if len(results) > 1 else results[0].error)
-    return [result.digest for result in results]
+    return [msgspec.convert(result, WorkerResult) for replica in replies for result in replica]
 
 
 async def _wait_until_left(receive: Any) -> None:

@@ -141,7 +141,7 @@ class VllmWeightTransfer(WeightTransferEngine[JoinInfo, RoundInfo]):
 class WorkerExtension:
     """Methods added to vLLM's worker, for collective_rpc. The attributes are those of the worker.
 
-    The methods return a :class:`~rljob.rollout.adapters.vllm.update_routes.WorkerResult` as a dictionary and never
+    The methods return a :class:`~rljob.rollout.adapters.worker_results.WorkerResult` as a dictionary and never
     raise. A worker that fails leaves the weight group, so that the other members fail too, and at once.
     """
 
