@@ -3,7 +3,7 @@
 import importlib
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, Event
 from types import ModuleType, SimpleNamespace
 
 import msgspec
@@ -103,7 +103,7 @@ class Receiver:
     """Like rljob's WeightReceiver; ``fails`` is raised by the next call."""
 
     def __init__(self, device):
-        self.device, self.fails, self.joined, self.digest = device, None, [], "abc"
+        self.device, self.fails, self.joined, self.digest, self.left = device, None, [], "abc", Event()
 
     def join(self, *arguments):
         self.joined.append(arguments)
@@ -117,6 +117,7 @@ class Receiver:
 
     def leave(self):
         self.joined.append("left")
+        self.left.set()
 
 
 class Engine:
@@ -211,6 +212,15 @@ def test_no_worker_finishes_what_another_one_refuses(engine, failing):
     engine.receivers[failing].fails = None
     assert engine.update("0.2").success
     assert engine.calls() == ["begin", "end", "flush", "0.2"]
+
+
+def test_a_worker_that_fails_leaves_the_group_before_it_waits_for_the_others(engine):
+    """They wait for it in the group, until it leaves or their time is over."""
+    engine.receivers[1].fails = ValueError("other bytes")
+    waited = []
+    engine.receivers[0].receive = lambda *arguments: waited.append(engine.receivers[1].left.wait(PATIENCE))
+    assert engine.update().message == "worker 1 of 2: ValueError: other bytes"
+    assert waited == [True]
 
 
 def test_no_worker_finishes_other_weights_than_another_one(engine):

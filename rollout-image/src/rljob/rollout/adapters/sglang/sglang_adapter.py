@@ -179,7 +179,7 @@ class SglangAdapter:
         return describe_end(int(killed[2]), False, f"SGLang's {killed[1]}") if killed else first_error(log, LOG_PREFIX)
 
 
-def _cores(workers: int) -> Mapping[str, str]:
+def _cores(workers: int) -> dict[str, str]:
     """Return the variable that gives each worker a part of this process's cores, all of them if there are fewer. SGLang
     demands it; the test module in the place of its kernels binds no thread."""
     cores = sorted(os.sched_getaffinity(0))
