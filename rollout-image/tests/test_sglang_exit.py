@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -34,6 +35,8 @@ def test_a_killed_process_is_named_before_the_server_ends(module, monkeypatch, c
     watchdog = SimpleNamespace(_processes=processes, _names=["scheduler_0", "scheduler_1", "detokenizer", "other"])
     arguments, handlers, codes = SimpleNamespace(), SimpleNamespace(), []
     monkeypatch.setattr(module.os, "_exit", codes.append)
+    monkeypatch.setattr(module, "silence", lambda: None)
+    monkeypatch.setattr(module.signal, "signal", lambda number, handler: None)
     module.end_at_failures(arguments, handlers)
     manager = SimpleNamespace(_subprocess_watchdog=watchdog)
     handlers.running_phase_sigquit_handler(SimpleNamespace(tokenizer_manager=manager))
@@ -44,3 +47,33 @@ def test_a_killed_process_is_named_before_the_server_ends(module, monkeypatch, c
     assert codes == [FAILURE] * 3
     for process in processes:
         os.close(process.sentinel)
+
+
+PROGRAM = """
+import os, signal, sys
+from types import ModuleType, SimpleNamespace
+helpers = ModuleType("sglang.srt.utils")
+def kill_process_tree(pid, include_parent):
+    sys.stderr.write("Subprocess scheduler_0 (pid=8) crashed with exit code -9\\n")  # as SGLang's thread does
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGQUIT)
+    raise RuntimeError("not all processes have ended after 60 s")
+helpers.kill_process_tree = kill_process_tree
+sys.modules |= {"sglang": ModuleType("sglang"), "sglang.srt": ModuleType("sglang.srt"), helpers.__name__: helpers}
+from rljob.rollout.adapters.sglang.sglang_exit import end_at_failures
+arguments, handlers = SimpleNamespace(), SimpleNamespace()
+end_at_failures(arguments, handlers)
+manager = SimpleNamespace(tokenizer_manager=SimpleNamespace(_subprocess_watchdog=None))
+if sys.argv[1] == "starts":
+    signal.signal(signal.SIGQUIT, arguments.custom_sigquit_handler)
+else:
+    signal.signal(signal.SIGQUIT, lambda *arguments: handlers.running_phase_sigquit_handler(manager, *arguments))
+print("out of memory", flush=True)
+os.kill(os.getpid(), signal.SIGQUIT)
+"""
+
+
+@pytest.mark.parametrize("phase", ["starts", "runs"])
+def test_processes_that_the_end_itself_kills_are_not_reported(phase):
+    done = subprocess.run([sys.executable, "-c", PROGRAM, phase], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (FAILURE, "out of memory\n", "")

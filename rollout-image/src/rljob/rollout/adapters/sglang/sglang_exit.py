@@ -7,6 +7,7 @@ It looks for killed processes once a second; a scheduler that waits for a killed
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from multiprocessing.connection import wait
 from typing import Any
@@ -20,9 +21,23 @@ GRACE_SECONDS = 0.5
 
 
 def end_server(number: int | None = None, frame: Any = None) -> None:
-    """Kill the other processes of the server and exit; SGLang's handler of SIGQUIT while it starts."""
-    kill_process_tree(os.getpid(), include_parent=False)
-    os._exit(FAILURE)
+    """Kill the other processes of the server and exit; SGLang's handler of SIGQUIT while it starts.
+
+    Nothing is logged from here on: SGLang would report the processes that are killed here as the reason of the end.
+    """
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    try:
+        silence()
+        kill_process_tree(os.getpid(), include_parent=False)
+    finally:
+        os._exit(FAILURE)
+
+
+def silence() -> None:
+    """Discard what this process writes to stdout and stderr from here on."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nothing, stream)
 
 
 def end_at_failures(arguments: Any, handlers: Any) -> None:
@@ -34,6 +49,7 @@ def end_at_failures(arguments: Any, handlers: Any) -> None:
     """
 
     def end(self: Any, number: int | None = None, frame: Any = None) -> None:
+        signal.signal(signal.SIGQUIT, signal.SIG_IGN)
         report_kills(self.tokenizer_manager._subprocess_watchdog)
         end_server()
 
