@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import signal
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -109,6 +111,32 @@ async def test_killing_a_server_kills_all_its_processes(capfd):
     assert await engine.wait_ended() == "the engine server was killed by SIGKILL"
     assert not psutil.wait_procs(family, timeout=60)[1]
     assert "ready" in capfd.readouterr().err  # its output is forwarded
+
+
+MAKES_SHARED_MEMORY = """
+import mmap, time
+file = open("/dev/shm/NAME", "w+b")
+file.write(b"content")
+file.flush()
+mapped = mmap.mmap(file.fileno(), 0)
+print("made", flush=True)
+time.sleep(99)
+"""
+
+
+async def test_shared_memory_that_a_server_made_late_is_removed_if_the_server_is_killed(monkeypatch):
+    """It is known by a look at the running server: a killed one has nothing mapped any more."""
+    monkeypatch.setattr(supervisor, "SHARED_MEMORY_SECONDS", 0.005)
+    name = f"rljob-test-{os.getpid()}"
+    engine = await EngineProcess.start(FakeAdapter(MAKES_SHARED_MEMORY.replace("NAME", name)))
+    path = Path("/dev/shm", name)
+    while name not in engine._temp_dir._noted:
+        await asyncio.sleep(0.005)
+    os.kill(engine.pid, signal.SIGKILL)
+    await engine.wait_ended()
+    assert path.exists()
+    await engine.kill()
+    assert not path.exists()
 
 
 async def test_a_stopped_server_can_exit_by_itself():

@@ -46,14 +46,14 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("removed_by", ["the owner", "the next start"])
-def test_shared_memory_of_a_killed_server_is_removed_and_that_of_others_is_not(removed_by):
+async def test_shared_memory_of_a_killed_server_is_removed_and_that_of_others_is_not(removed_by):
     def start():
         return Popen([sys.executable, "-c", SEGMENT], stdin=PIPE, stdout=PIPE, text=True, start_new_session=True)
 
     directory = ServerTempDir()
     with start() as server, start() as other:
         name, of_other = (server_shared_memory.DIRECTORY / each.stdout.readline().strip() for each in (server, other))
-        directory.note_shared_memory(server.pid)
+        await directory.note_shared_memory(server.pid)
         for each in (server, other):
             os.killpg(each.pid, signal.SIGKILL)
     assert name.exists() and of_other.exists()
@@ -98,16 +98,41 @@ def segment():
         path.unlink(missing_ok=True)
 
 
-def test_files_that_others_made_or_use_stay(segment):
+async def test_files_that_others_made_or_use_stay(temporary, segment):
     earlier = segment("earlier")
     directory = ServerTempDir()
     own, shared = segment("own"), segment("shared")
     with start_with(earlier, own, shared) as server, start_with(shared) as other:
-        directory.note_shared_memory(server.pid)
+        await directory.note_shared_memory(server.pid)
         directory.remove()
         for each in (server, other):
             os.killpg(each.pid, signal.SIGKILL)
     assert earlier.exists() and shared.exists() and not own.exists()
+
+
+async def test_what_a_dying_server_still_uses_is_removed_at_a_later_start(temporary, segment):
+    directory = ServerTempDir()
+    found = segment("found")
+    with start_with(found) as server:
+        await directory.note_shared_memory(server.pid)
+        make_old(directory.path)
+        directory._lock.close()
+        remove_orphans()
+        assert found.exists() and directory.path.exists()
+        os.killpg(server.pid, signal.SIGKILL)
+    remove_orphans()
+    assert not found.exists() and not directory.path.exists()
+
+
+async def test_a_file_of_another_user_stays(temporary, segment, monkeypatch):
+    directory = ServerTempDir()
+    found = segment("found")
+    with start_with(found) as server:
+        await directory.note_shared_memory(server.pid)
+        os.killpg(server.pid, signal.SIGKILL)
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    directory.remove()
+    assert found.exists() and not directory.path.exists()
 
 
 @pytest.mark.parametrize("of_this_user", [True, False])

@@ -26,19 +26,21 @@ def used_by(group: int) -> set[str]:
     return _mapped_by(lambda each: each == group)
 
 
-def remove(chosen: Iterable[str], group: int | None = None) -> None:
-    """Delete files of this user below /dev/shm that no process has mapped. Others stay.
+def remove(chosen: Iterable[str], group: int | None = None) -> set[str]:
+    """Delete files of this user below /dev/shm that no process has mapped. Return the names of those that one has.
 
     Args:
         chosen: names; those of files elsewhere are left out.
         group: a process group that is being killed: what its processes have mapped is deleted.
     """
-    in_use = _mapped_by(lambda each: each != group)
-    for name in chosen:
+    chosen = {name for name in chosen if "/" not in name}
+    in_use = _mapped_by(lambda each: each != group) & chosen
+    for name in chosen - in_use:
         path = DIRECTORY / name
         with contextlib.suppress(OSError):  # it is gone, or the user may not delete it
-            if "/" not in name and name not in in_use and path.lstat().st_uid == os.getuid():
+            if path.lstat().st_uid == os.getuid():
                 path.unlink()
+    return in_use
 
 
 def _mapped_by(is_chosen: Callable[[int], bool]) -> set[str]:
@@ -48,7 +50,8 @@ def _mapped_by(is_chosen: Callable[[int], bool]) -> set[str]:
     for entry in PROCESSES.iterdir():
         try:
             if entry.name.isdecimal() and is_chosen(os.getpgid(int(entry.name))):
-                found.update(_names_in((entry / "maps").read_text().splitlines()))
+                maps = (entry / "maps").read_text()
+                found.update(_names_in(maps.splitlines()) if f"{DIRECTORY}/" in maps else ())
         except (OSError, UnicodeDecodeError):  # it has just ended, or belongs to another user
             continue
     return found

@@ -141,7 +141,7 @@ class EngineProcess:
         while self._process.returncode is None:
             if await self.client.healthy():
                 self._healthy = True
-                self._temp_dir.note_shared_memory(self.pid)
+                await self._temp_dir.note_shared_memory(self.pid)
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), HEALTH_POLL_SECONDS)
@@ -177,19 +177,19 @@ class EngineProcess:
     async def kill(self) -> None:
         """Kill the server's process group, close its client, and remove its directory and its shared memory."""
         self._noting.cancel()
-        self._temp_dir.note_shared_memory(self.pid)
+        await self._temp_dir.note_shared_memory(self.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         await self.client.close()
         with contextlib.suppress(TimeoutError):  # a child in another session may hold the pipe open
             await asyncio.wait_for(self._forwarding, 1.0)
-        self._temp_dir.remove()
+        await asyncio.to_thread(self._temp_dir.remove)
 
     async def _note_shared_memory(self) -> None:
         while True:
             await asyncio.sleep(SHARED_MEMORY_SECONDS)
-            self._temp_dir.note_shared_memory(self.pid)
+            await self._temp_dir.note_shared_memory(self.pid)
 
     async def _forward_output(self) -> None:
         assert self._process.stdout is not None
