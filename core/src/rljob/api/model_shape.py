@@ -133,7 +133,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         return None
     vocabulary, hidden, intermediate, layers, heads, *of_experts = (int(number or 0) for number in numbers)
     size = config.get("head_dim") or (QWEN3_HEAD_SIZE if kind == "qwen3" else hidden // heads)
-    key_value_heads = config.get("num_key_value_heads") or heads
+    key_value_heads = config.get("num_key_value_heads") or (heads if kind == "llama" else None)
     if not isinstance(size, int) or not isinstance(key_value_heads, int):
         return None
     return ModelShape(
