@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rljob.api.load import load
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "examples" / "recipes"
 RECIPES = sorted(FOLDER.glob("q*.yaml"))
@@ -23,11 +25,11 @@ def rljob(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_is_valid_and_every_gpu_is_requested(recipe: Path) -> None:
+def test_a_recipe_is_valid_and_its_trainer_and_pools_request_gpus(recipe: Path) -> None:
     rljob("validate", "--static", recipe)
     rendered = rljob("render", recipe)
-    gpus = [line for line in rendered.splitlines() if "nvidia.com/gpu: '" in line]
-    assert len(gpus) >= 2, "of the trainer and of the engines"
+    with_gpus = [line for line in rendered.splitlines() if "nvidia.com/gpu: '" in line]
+    assert len(with_gpus) >= 1 + len(load(recipe, []).spec.rollouts), "of the trainer and of each pool"
 
 
 def test_the_simulation_of_the_smallest_recipe_has_a_best_split() -> None:

@@ -218,8 +218,8 @@ def test_accepted_groups_of_a_job_without_filters_have_no_effect_and_a_note_says
         (
             {},
             ["--gpus", "4", "--set", MEGATRON],
-            "job.yaml: --gpus is 4: with no number of engines spec.trainer.parallelism divides the GPUs that are left; "
-            "give another number\n",
+            "job.yaml: --gpus is 4: no number of engines leaves a number of GPUs that spec.trainer.parallelism "
+            "divides; give another number\n",
         ),
         ({}, ["--gpus", "1"], "greater than or equal to 2"),
         ({}, ["--steps", "0"], "greater than or equal to 1"),

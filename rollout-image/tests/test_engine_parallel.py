@@ -26,7 +26,7 @@ from rljob.rollout.conformance import CHECKS, corrupted_weights_generate_no_toke
 from rljob.rollout.engine_under_test import EngineUnderTest
 from rljob.trainer.weight_sender import WeightTransferError
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 IN_FLIGHT_TOKENS = 300  # a second or more
 SIZES = {"tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}, "data": {"data": 2}, "sglang": {"tensor": 2}}

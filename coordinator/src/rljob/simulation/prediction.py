@@ -62,7 +62,7 @@ def predict(job: RLJob, speeds: Speeds, devices: int, steps: int) -> tuple[list[
     possible = [engines for engines in range(1, largest + 1) if _can_train(job, devices - engines * each)]
     if not possible:
         raise ValueError(
-            f"--gpus is {devices}: with no number of engines spec.trainer.parallelism divides the GPUs that are left; "
+            f"--gpus is {devices}: no number of engines leaves a number of GPUs that spec.trainer.parallelism divides; "
             "give another number"
         )
     found: dict[int, SplitPrediction | SlowSplit] = {}

@@ -41,7 +41,7 @@ CPU_ENVIRONMENT: Mapping[str, str | None] = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "OMP_NUM_THREADS": "1",
-    "TORCHDYNAMO_DISABLE": "1",  # the first request of several workers would wait for a C++ compiler
+    "TORCHDYNAMO_DISABLE": "1",  # else the first requests wait for a C++ compiler, of several workers minutes
 }
 WORKERS_ENVIRONMENT = {"SGLANG_USE_MESSAGE_QUEUE_BROADCASTER": "false"}  # not used here, and it listens without a key
 CPU_WORKERS_ENVIRONMENT = {"SGLANG_NCCL_SO_PATH": os.devnull}  # with NCCL, which torch may bring, it wants GPUs

@@ -8,8 +8,9 @@ the agent keeps the engine paused, and the next update continues in the session.
 
 SGLang gives every request to all schedulers of the engine, and answers with what the first one returns. So they tell
 each other the result of each step. None begins a step before all have succeeded with the one before, and all answer the
-same: no scheduler finishes or labels what another one refuses. A receiver's calls have time limits, so none waits long
-for the others; if one dies, their exchange fails, and SGLang ends the server.
+same: no scheduler finishes or labels what another one refuses. If one dies, their exchange fails, and SGLang ends the
+server. A receiver's calls have time limits. Loading, finishing and clearing have none: if one of them never ends, the
+agent's own limit is reached, and the agent replaces the server.
 """
 
 from __future__ import annotations

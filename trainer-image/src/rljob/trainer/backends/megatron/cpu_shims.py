@@ -2,8 +2,8 @@
 
 The library names the device literally: ``torch.cuda.current_device()``, ``device="cuda"``, ``Tensor.cuda()``, pinned
 memory, streams, and types such as ``torch.cuda.FloatTensor``. While :func:`megatron_on` is entered with a CPU, this
-thread gets the CPU instead. Functions of torch.cuda and torch.distributed are replaced for all threads. Tensors of
-other threads are not affected, and nothing is outside the context.
+thread gets the CPU instead. Functions of torch.cuda and torch.distributed are replaced for all threads; tensors of
+other threads are not affected. Outside the context nothing is replaced.
 
 Tensors are gathered, and reduced and scattered, by messages between the ranks. gloo does both for tensors of one size
 only, where NCCL takes any; experts that are split over tensor-parallel ranks need different sizes. It also copies the
