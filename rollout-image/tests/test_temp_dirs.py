@@ -43,12 +43,20 @@ memory = SharedMemory(create=True, size=1 << 16)
 print(memory.name, flush=True)
 sys.stdin.read()
 """
+SEMAPHORE = """
+import sys
+from multiprocessing import get_context
+lock = get_context("spawn").Lock()
+print("sem." + lock._semlock.name.lstrip("/"), flush=True)
+sys.stdin.read()
+"""
 
 
+@pytest.mark.parametrize("program", [SEGMENT, SEMAPHORE], ids=["segment", "semaphore"])
 @pytest.mark.parametrize("removed_by", ["the owner", "the next start"])
-async def test_shared_memory_of_a_killed_server_is_removed_and_that_of_others_is_not(removed_by):
+async def test_shared_memory_of_a_killed_server_is_removed_and_that_of_others_is_not(removed_by, program):
     def start():
-        return Popen([sys.executable, "-c", SEGMENT], stdin=PIPE, stdout=PIPE, text=True, start_new_session=True)
+        return Popen([sys.executable, "-c", program], stdin=PIPE, stdout=PIPE, text=True, start_new_session=True)
 
     directory = ServerTempDir()
     with start() as server, start() as other:

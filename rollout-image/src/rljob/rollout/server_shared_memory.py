@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 DIRECTORY = Path("/dev/shm")
@@ -16,9 +17,7 @@ PROCESSES = Path("/proc")
 
 def names() -> set[str]:
     """Return the names of the files below /dev/shm."""
-    with contextlib.suppress(OSError):
-        return set(os.listdir(DIRECTORY))
-    return set()
+    return set(_inodes())
 
 
 def used_by(group: int) -> set[str]:
@@ -44,21 +43,31 @@ def remove(chosen: Iterable[str], group: int | None = None) -> set[str]:
 
 
 def _mapped_by(is_chosen: Callable[[int], bool]) -> set[str]:
-    """Return the names of the files directly below /dev/shm that processes of some groups have mapped; those that have
-    no name any more are left out."""
-    found: set[str] = set()
+    """Return the names of the files directly below /dev/shm that processes of some groups have mapped.
+
+    Files are found by their numbers: the C library creates a semaphore under another name, which maps show for ever.
+    """
+    files = _inodes()
+    if not files:
+        return set()
+    mapping, mapped = _mapping_of(DIRECTORY), set()
     for entry in PROCESSES.iterdir():
         try:
             if entry.name.isdecimal() and is_chosen(os.getpgid(int(entry.name))):
-                maps = (entry / "maps").read_text()
-                found.update(_names_in(maps.splitlines()) if f"{DIRECTORY}/" in maps else ())
-        except (OSError, UnicodeDecodeError):  # it has just ended, or belongs to another user
+                mapped.update(int(inode) for inode in mapping.findall((entry / "maps").read_bytes()))
+        except OSError:  # it has just ended, or belongs to another user
             continue
-    return found
+    return {name for name, inode in files.items() if inode in mapped}
 
 
-def _names_in(maps: Iterable[str]) -> Iterator[str]:
-    for line in maps:
-        folder, _, name = f"/{line.partition('/')[2]}".rpartition("/")
-        if folder == str(DIRECTORY) and not name.endswith(" (deleted)"):
-            yield name
+def _inodes() -> dict[str, int]:
+    """Return the name and inode of each file below /dev/shm."""
+    with contextlib.suppress(OSError), os.scandir(DIRECTORY) as entries:
+        return {entry.name: entry.inode() for entry in entries}
+    return {}
+
+
+def _mapping_of(directory: Path) -> re.Pattern[bytes]:
+    """Return the pattern of a line of /proc/PID/maps for a file in the file system of a directory: its inode."""
+    device = directory.stat().st_dev
+    return re.compile(rb"^\S+ \S+ \S+ %02x:%02x (\d+)" % (os.major(device), os.minor(device)), re.MULTILINE)
