@@ -15,11 +15,13 @@ from sglang.srt.managers import scheduler
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 
 from rljob.rollout.adapters.sglang import sglang_receiver
+from rljob.rollout.adapters.sglang.sglang_files import avoid_shared_memory
 
 
 def run_scheduler(*args: Any, **options: Any) -> None:
     """Run SGLang's scheduler until it ends; the arguments are SGLang's."""
     keep_store_on_loopback()
+    avoid_shared_memory()
     forget_ends(ModelConfig)
     sglang_receiver.install(SchedulerWeightUpdaterManager)
     scheduler.run_scheduler_process(*args, **options)
