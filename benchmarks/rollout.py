@@ -212,13 +212,21 @@ async def _pairs(
     }
 
 
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return int(text)
+
+
 def main() -> None:
     """Measure all cells and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON (there is no other format)")
     parser.add_argument("--engine", choices=ROUTES, default="vllm", help="of the server; see docs/sglang.md")
     parser.add_argument("--cells", help="cells as LENGTHxCONCURRENCY, comma-separated")
-    parser.add_argument("--repeats", type=int, help="counted pairs of each cell (default: 9 for 64 tokens, 3 for 512)")
+    parser.add_argument(
+        "--repeats", type=_count, help="counted pairs of each cell (default 9 or 3)"
+    )
     parser.add_argument("--keep", action="store_true", help="write the result to benchmarks/results")
     time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
@@ -230,7 +238,7 @@ def main() -> None:
     figures: dict[str, Any] = {}
     ratios = []
     for length, concurrency in cells:
-        repeats = options.repeats or REPEATS.get(length, 3)
+        repeats = REPEATS.get(length, 3) if options.repeats is None else options.repeats
         result = asyncio.run(measure(options.engine, length, concurrency, repeats))
         ratios.append(result["ratio"])
         figures |= {f"{name}_{length}_tokens_{concurrency}_concurrent": value for name, value in result.items()}
