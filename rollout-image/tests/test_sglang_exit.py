@@ -54,6 +54,7 @@ import os, signal, sys
 from types import ModuleType, SimpleNamespace
 helpers = ModuleType("sglang.srt.utils")
 def kill_process_tree(pid, include_parent):
+    os.write(int(sys.argv[2]), b"x")
     sys.stderr.write("Subprocess scheduler_0 (pid=8) crashed with exit code -9\\n")  # as SGLang's thread does
     sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGQUIT)
@@ -75,5 +76,24 @@ os.kill(os.getpid(), signal.SIGQUIT)
 
 @pytest.mark.parametrize("phase", ["starts", "runs"])
 def test_processes_that_the_end_itself_kills_are_not_reported(phase):
-    done = subprocess.run([sys.executable, "-c", PROGRAM, phase], capture_output=True, text=True, check=False)
+    read, write = os.pipe()
+    command = [sys.executable, "-c", PROGRAM, phase, str(write)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, pass_fds=[write])
+    os.close(write)
+    with open(read, "rb") as calls:
+        assert calls.read() == b"x"  # the second SIGQUIT is ignored
     assert (done.returncode, done.stdout, done.stderr) == (FAILURE, "out of memory\n", "")
+
+
+def test_the_server_ends_although_the_killed_processes_cannot_be_named(module, monkeypatch):
+    ends = []
+    monkeypatch.setattr(module, "end_server", lambda: ends.append(True))
+    monkeypatch.setattr(module.signal, "signal", lambda number, handler: None)
+    handlers = SimpleNamespace()
+    module.end_at_failures(SimpleNamespace(), handlers)
+    broken = SimpleNamespace(_processes=[SimpleNamespace()], _names=["scheduler_0"])
+    with pytest.raises(AttributeError):
+        handlers.running_phase_sigquit_handler(
+            SimpleNamespace(tokenizer_manager=SimpleNamespace(_subprocess_watchdog=broken))
+        )
+    assert ends

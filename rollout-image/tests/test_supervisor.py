@@ -113,6 +113,23 @@ async def test_killing_a_server_kills_all_its_processes(capfd):
     assert "ready" in capfd.readouterr().err  # its output is forwarded
 
 
+@pytest.mark.parametrize("blocked", [True, False])
+async def test_a_server_is_killed_also_if_its_shared_memory_cannot_be_looked_at(monkeypatch, caplog, blocked):
+    engine = await EngineProcess.start(FakeAdapter(SLEEPER))
+    server = psutil.Process(engine.pid)
+
+    async def look(group):
+        if blocked:
+            await asyncio.Event().wait()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(engine._temp_dir, "note_shared_memory", look)
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.01)
+    await engine.kill()
+    assert not psutil.wait_procs([server], timeout=60)[1]
+    assert ("took 0.01 s" if blocked else "can't start new thread") in caplog.text
+
+
 MAKES_SHARED_MEMORY = """
 import mmap, time
 file = open("/dev/shm/NAME", "w+b")

@@ -37,6 +37,8 @@ FINAL_SECONDS = 10.0
 HEALTH_POLL_SECONDS = 0.1
 SHARED_MEMORY_SECONDS = 3.0
 """Time between looks at the shared memory of a server."""
+LOOK_SECONDS = 2.0
+"""Limit of the last look, before the server is killed."""
 STOP_SECONDS = 3.0
 
 
@@ -177,9 +179,15 @@ class EngineProcess:
     async def kill(self) -> None:
         """Kill the server's process group, close its client, and remove its directory and its shared memory."""
         self._noting.cancel()
-        await self._temp_dir.note_shared_memory(self.pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                await self._temp_dir.note_shared_memory(self.pid)
+        except (TimeoutError, RuntimeError) as error:  # RuntimeError: no thread can be started
+            reason = str(error) or f"the look at it took {LOOK_SECONDS:g} s"
+            log.warning("shared memory of the engine's server may stay below /dev/shm: %s", reason)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         await self.client.close()
         with contextlib.suppress(TimeoutError):  # a child in another session may hold the pipe open
@@ -189,7 +197,8 @@ class EngineProcess:
     async def _note_shared_memory(self) -> None:
         while True:
             await asyncio.sleep(SHARED_MEMORY_SECONDS)
-            await self._temp_dir.note_shared_memory(self.pid)
+            with contextlib.suppress(RuntimeError):  # no thread can be started: at the next look
+                await self._temp_dir.note_shared_memory(self.pid)
 
     async def _forward_output(self) -> None:
         assert self._process.stdout is not None

@@ -21,16 +21,22 @@ GRACE_SECONDS = 0.5
 
 
 def end_server(number: int | None = None, frame: Any = None) -> None:
-    """Kill the other processes of the server and exit; SGLang's handler of SIGQUIT while it starts.
+    """Kill the other processes of the server and exit; SGLang's handler of SIGQUIT while it starts."""
+    end_with(FAILURE)
+
+
+def end_with(code: int) -> None:
+    """Kill the other processes of the server and exit.
 
     Nothing is logged from here on: SGLang would report the processes that are killed here as the reason of the end.
+    Python itself would wait for them.
     """
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)
     try:
         silence()
         kill_process_tree(os.getpid(), include_parent=False)
     finally:
-        os._exit(FAILURE)
+        os._exit(code)
 
 
 def silence() -> None:
@@ -50,8 +56,10 @@ def end_at_failures(arguments: Any, handlers: Any) -> None:
 
     def end(self: Any, number: int | None = None, frame: Any = None) -> None:
         signal.signal(signal.SIGQUIT, signal.SIG_IGN)
-        report_kills(self.tokenizer_manager._subprocess_watchdog)
-        end_server()
+        try:
+            report_kills(self.tokenizer_manager._subprocess_watchdog)
+        finally:
+            end_server()
 
     arguments.custom_sigquit_handler = end_server
     handlers.running_phase_sigquit_handler = end
