@@ -224,9 +224,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (there is no other format)")
     parser.add_argument("--engine", choices=ROUTES, default="vllm", help="of the server; see docs/sglang.md")
     parser.add_argument("--cells", help="cells as LENGTHxCONCURRENCY, comma-separated")
-    parser.add_argument(
-        "--repeats", type=_count, help="counted pairs of each cell (default 9 or 3)"
-    )
+    parser.add_argument("--repeats", type=_count, help="counted pairs of each cell (default 9 or 3)")
     parser.add_argument("--keep", action="store_true", help="write the result to benchmarks/results")
     time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
