@@ -173,7 +173,8 @@ async def test_a_worker_that_is_killed_during_an_update_costs_the_engine_only(ru
     run.coordinator.received[:] = [m for m in run.coordinator.received if not isinstance(m, WeightFailed)]
     registration = await run.registered()
     assert registration.instance != old and (registration.version, registration.running) == (-1, [])
-    assert memory and not [name for name in memory if (server_shared_memory.DIRECTORY / name).exists()]
+    assert bool(memory) == (run.kind == "vllm")  # SGLang has none on a CPU
+    assert not [name for name in memory if (server_shared_memory.DIRECTORY / name).exists()]
     psutil.wait_procs(processes, 10)
     assert not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     await run.update()
