@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.trainer import model_directory, preflight
+from rljob.trainer.backends.megatron import supported_layouts
 
 
 @pytest.fixture
@@ -227,3 +228,12 @@ def test_the_check_prints_sentences_and_exits_2_without_importing_torch(job, tmp
     assert done.stderr.startswith(f"spec.models[0].source: {model}/model.safetensors is truncated")
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "storage").exists()
+
+
+def test_megatron_is_refused_beside_a_package_that_replaces_its_optimizer(tmp_path, monkeypatch):
+    (tmp_path / "apex.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(supported_layouts.library_problems()) == [
+        "spec.trainer.backend: megatron does not work beside apex, which would replace its optimizer; use an image "
+        "without apex, or set fsdp"
+    ]

@@ -20,10 +20,20 @@ ROTARY_SCALINGS = ("default", "linear", "llama3")
 """rope_type of rotary embeddings that have other frequencies, and nothing else besides."""
 
 
+REPLACING = ("transformer_engine", "apex")
+"""Packages that Megatron-Core uses if it finds them: its optimizer then has other state, which would not be resumed."""
+
+
 def library_problems() -> Iterator[str]:
-    """Yield a sentence if Megatron-Core is not installed."""
+    """Yield a sentence if Megatron-Core is not installed, or would use other packages than in the tests."""
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
         yield "spec.trainer.backend: megatron needs Megatron-Core; install rljob-trainer[megatron], or set fsdp"
+    for package in REPLACING:
+        if importlib.util.find_spec(package) is not None:
+            yield (
+                f"spec.trainer.backend: megatron does not work beside {package}, which would replace its optimizer; "
+                f"use an image without {package}, or set fsdp"
+            )
 
 
 def problems(source: Path, settings: Trainer) -> Iterator[str]:
