@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from rljob.api.load import load
 
@@ -24,12 +26,18 @@ def rljob(*arguments: object) -> str:
     return done.stdout
 
 
+def gpus(item: dict[str, Any]) -> int:
+    """Return the number of GPUs that a pod of an object requests; 0 for an object without pods."""
+    containers = item.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])
+    return sum(int(each.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0)) for each in containers)
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_is_valid_and_its_trainer_and_pools_request_gpus(recipe: Path) -> None:
     rljob("validate", "--static", recipe)
-    rendered = rljob("render", recipe)
-    with_gpus = [line for line in rendered.splitlines() if "nvidia.com/gpu: '" in line]
-    assert len(with_gpus) >= 1 + len(load(recipe, []).spec.rollouts), "of the trainer and of each pool"
+    rendered = list(yaml.safe_load_all(rljob("render", recipe)))
+    with_gpus = {item["metadata"]["labels"]["rljob.dev/role"] for item in rendered if gpus(item)}
+    assert with_gpus == {"trainer", *(f"rollout-{pool.name}" for pool in load(recipe, []).spec.rollouts)}
 
 
 def test_the_simulation_of_the_smallest_recipe_has_a_best_split() -> None:
