@@ -16,6 +16,8 @@ from rljob.api.load import load
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "examples" / "recipes"
 RECIPES = sorted(FOLDER.glob("q*.yaml"))
+GPUS = {"qwen2.5-7b-math-8gpu": 8, "qwen2.5-7b-rlvr": 20, "qwen3-30b-a3b-rlvr": 56}
+"""Of trainer and engines; a judge has others."""
 RLJOB = Path(sys.executable).with_name("rljob")
 
 
@@ -40,7 +42,7 @@ def test_a_recipe_is_valid_and_its_trainer_and_pools_request_gpus(recipe: Path) 
     assert with_gpus == {"trainer", *(f"rollout-{pool.name}" for pool in load(recipe, []).spec.rollouts)}
 
 
-def test_the_simulation_of_the_smallest_recipe_has_a_best_split() -> None:
-    arguments = ("simulate", FOLDER / "qwen2.5-7b-math-8gpu.yaml", "--engines", FOLDER / "speeds.yaml")
-    found = json.loads(rljob(*arguments, "--steps", 2, "-o", "json"))
-    assert found["gpus"] == 8 and found["best"]
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_the_simulation_of_a_recipe_has_a_best_split(recipe: Path) -> None:
+    found = json.loads(rljob("simulate", recipe, "--engines", FOLDER / "speeds.yaml", "--steps", 1, "-o", "json"))
+    assert found["gpus"] == GPUS[recipe.stem] and found["best"]
