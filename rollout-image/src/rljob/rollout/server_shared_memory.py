@@ -50,7 +50,8 @@ def _mapped_by(is_chosen: Callable[[int], bool]) -> set[str]:
     files = _inodes()
     if not files:
         return set()
-    mapping, mapped = _mapping_of(DIRECTORY), set()
+    mapping = _mapping_of(DIRECTORY)
+    mapped: set[int] = set()
     for entry in PROCESSES.iterdir():
         try:
             if entry.name.isdecimal() and is_chosen(os.getpgid(int(entry.name))):
