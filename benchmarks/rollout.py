@@ -236,7 +236,7 @@ def main() -> None:
     figures: dict[str, Any] = {}
     ratios = []
     for length, concurrency in cells:
-        repeats = REPEATS.get(length, 3) if options.repeats is None else options.repeats
+        repeats = REPEATS[length] if options.repeats is None else options.repeats
         result = asyncio.run(measure(options.engine, length, concurrency, repeats))
         ratios.append(result["ratio"])
         figures |= {f"{name}_{length}_tokens_{concurrency}_concurrent": value for name, value in result.items()}

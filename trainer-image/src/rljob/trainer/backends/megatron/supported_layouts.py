@@ -18,8 +18,6 @@ FAMILIES = ("qwen2", "qwen3", "llama", "qwen3_moe")
 """model_type of the models that the backend can train."""
 ROTARY_SCALINGS = ("default", "linear", "llama3")
 """rope_type of rotary embeddings that have other frequencies, and nothing else besides."""
-
-
 REPLACING = ("transformer_engine", "apex")
 """Packages that Megatron-Core uses if it finds them: its optimizer then has other state, which would not be resumed."""
 
