@@ -11,6 +11,7 @@ which `pytest -n` distributes.
 from __future__ import annotations
 
 import asyncio
+import copy
 import errno
 import functools
 import gc
@@ -48,6 +49,7 @@ from rljob.runner.driver import RunnerDriver
 from rljob.runner.group_filter import Verdict
 from rljob.runner.pools.leased_questions import PoolRuntime
 from rljob.runner.pools.question import Question
+from rljob.scheduling.mixture import TaskShare
 from rljob.simulation.memory_link import MemoryLink
 from rljob.simulation.simulated_engine import EngineModel, SimulatedEngine
 from rljob.simulation.simulated_run import SimulatedCluster, SimulatedRun, few_collections
@@ -187,6 +189,7 @@ class FaultyRun(SimulatedRun):
         super().__init__(self.spec, cluster, observer=self._record_event if record_events else None)
         self.traffic.disturb = self._disturb
         self.ledger: LedgerWriter | None = None
+        self.committed_shares = {task.name: TaskShare() for task in self.spec.spec.tasks}
         self.batches: dict[int, set[tuple[str, ...]]] = {}
         self.ages: list[int] = []
         self.disk_is_full = False
@@ -262,11 +265,13 @@ class FaultyRun(SimulatedRun):
             if self.disk_is_full:
                 raise OSError(errno.ENOSPC, "No space left on device")
             commit(*arguments)
+            self.committed_shares = copy.deepcopy(self.running.scheduler.mixture.shares)
 
         self.ledger._commit = commit_unless_full  # type: ignore[method-assign]
         self.running = Run(self.spec.spec, self.ledger, asyncio.get_running_loop().time)
         self.server.router = MessageRouter(self.running)
         recover(self.running)
+        assert self.running.scheduler.mixture.shares == self.committed_shares
         self.committing = asyncio.create_task(self.ledger.run(COMMIT_SECONDS))
         self.running.changed()
 

@@ -426,6 +426,19 @@ async def test_rewards_that_never_differ_end_the_run_with_a_reason(new_world: An
     assert world.run.failure is not None and world.run.failure[0] == "AllGroupsFiltered"
 
 
+async def test_a_task_without_accepted_groups_is_named_and_the_others_continue(new_world: Any, tmp_path: Path) -> None:
+    common = {"data": {"reasoningGym": {"dataset": "chain_sum"}}, "reward": "r"}
+    tasks = [{"name": "sums", **common}, {"name": "hopeless", **common, "groupFilter": {"minMean": 2.0}}]
+    world = new_world(job(steps=40, tasks=tasks), tmp_path)
+    await world.start()
+    world.connect_all()
+    await world.settle(100_000)
+    assert world.run.finished and world.run.failure is None
+    (warning,) = world.run.warnings
+    because = "the last one because the group's mean reward 1 is below groupFilter.minMean 2; until one is accepted"
+    assert warning.startswith(f"task hopeless: 256 groups in a row were rejected or failed, {because}")
+
+
 async def test_samples_that_all_fail_end_the_run_with_the_reason(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(), tmp_path)
     world.reward = lambda sample, result: float("nan")

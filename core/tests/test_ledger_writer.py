@@ -96,20 +96,13 @@ async def test_open_groups_are_read_back_with_their_samples_and_completions(ledg
     assert (found.groups, found.batched, found.ends) == (2, 0, {State.FILTERED: 1})
 
 
-async def test_the_counters_of_the_mixture_are_those_of_the_last_step_and_of_the_groups_since(
-    ledger: LedgerWriter,
-) -> None:
-    ledger.admit_group("g0", Kind.TRAIN, 0, "sums", 0, 0, ["g0.0"], 0)
-    ledger.record_mixture(1, {"sums": queries.MixtureRecord(1, -0.5, 0.25, 2.0, 1.0, 7.0)})
-    for number, restarts in ((1, 0), (2, 0), (3, 1)):
-        ledger.admit_group(f"g{number}", Kind.TRAIN, number, "sums", number, 1, [f"g{number}.0"], restarts)
-    ledger.admit_group("g4", Kind.TRAIN, 4, "new", 0, 1, ["g4.0"], 0)
-    ledger.end_samples(["g1.0"], State.FILTERED, "the group's rewards are all equal")
+async def test_the_mixture_has_the_newest_counters_of_every_task(ledger: LedgerWriter) -> None:
+    other = queries.MixtureRecord(1, 0.0, 1.0, 1.0, 0.0, 0.0)
+    ledger.record_mixture({"sums": queries.MixtureRecord(1, -0.5, 0.25, 2.0, 1.0, 7.0, 3), "other": other})
+    newest = queries.MixtureRecord(4, -0.5, 0.25, 2.5, 1.0, 8.0, 4)
+    ledger.record_mixture({"sums": newest})
     await ledger.drain()
-    assert queries.mixture(ledger, 1) == {
-        "sums": queries.MixtureRecord(4, -0.5, 0.25, 2.5, 1.0, 8.0),
-        "new": queries.MixtureRecord(1, 0.0, 1.0, 1.0, 0.0, 0.0),
-    }
+    assert queries.mixture(ledger) == {"sums": newest, "other": other}
 
 
 async def test_advantages_go_to_the_samples_of_their_batch_in_its_order(ledger: LedgerWriter) -> None:

@@ -21,7 +21,7 @@ from rljob.scheduling import dispatch
 from rljob.scheduling.dispatch import EngineLoad, Request, RequestQueue, SharedPrefix
 from rljob.scheduling.filters import GroupFilter
 from rljob.scheduling.groups import Ended, Group, Sample
-from rljob.scheduling.mixture import Mixture
+from rljob.scheduling.mixture import HOPELESS, Mixture
 from rljob.scheduling.scheduler import Scheduler, Settings
 
 ABOVE_0 = GroupFilter(min_mean=0.5)
@@ -736,6 +736,27 @@ def test_groups_that_are_lost_lower_the_acceptance_rate_of_their_task(how: str) 
     scheduler.trained(0)
     rates = {task: share.rate for task, share in scheduler.mixture.shares.items()}
     assert rates["easy"] == 1.0 and rates["hard"] < 0.2
+
+
+@pytest.mark.parametrize("alpha", [0, 2])
+def test_a_task_without_hope_takes_no_more_prompts_than_its_weight_gives_it(alpha: int) -> None:
+    """And the share of its weight again, as soon as its groups are accepted."""
+    scheduler = make(steps=60, n=8, g=1, alpha=alpha, hopeless=1.0, easy=1.0)
+    filters = dict.fromkeys(("hopeless", "easy"), ABOVE_0)
+    scheduler.settings = dataclasses.replace(scheduler.settings, filters=filters)
+    started, trained = Counter[int](), Counter[int]()
+    while scheduler.version < 60:
+        step = scheduler.version
+        while scheduler.admissible():
+            group = scheduler.admit()
+            started[step] += group.task == "hopeless"
+            if scheduler.may_generate:
+                complete(scheduler, group, step, float(group.task == "easy" or step >= 30))
+        trained[step] = sum(group.task == "hopeless" for group in scheduler.form_batch().groups)
+        scheduler.trained(step)
+    assert sum(started[step] for step in range(20)) >= HOPELESS
+    assert all(started[step] <= 8 + 1 for step in range(20, 30)), "half of the weight, as many as the other task trains"
+    assert abs(sum(trained[step] for step in range(35, 60)) - 25 * 4) <= 8
 
 
 @settings(max_examples=25, deadline=None)

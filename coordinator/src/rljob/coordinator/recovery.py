@@ -51,10 +51,9 @@ def _recover_trainer(run: Run) -> None:
 
 def _recover_scheduler(run: Run, version: int) -> None:
     scheduler, admitted = run.scheduler, queries.admissions(run.ledger)
-    shares = {task: TaskShare(**asdict(record)) for task, record in queries.mixture(run.ledger, version).items()}
+    shares = {task: TaskShare(**asdict(record)) for task, record in queries.mixture(run.ledger).items()}
     mixture = Mixture({task.name: task.weight for task in run.spec.tasks}, shares)
     waiting, trajectories = [], []
-    started_since: list[Group] = []  # after the last step
     for record in queries.open_groups(run.ledger):
         group = _group(record, scheduler.settings.greedy)
         steps = {sample.step for sample in record.samples if sample.state == "batched"} - {None}
@@ -65,8 +64,6 @@ def _recover_scheduler(run: Run, version: int) -> None:
             scheduler.batches.setdefault(group.step, []).append(group)
             continue
         waiting.append(group)
-        if record.version == version:
-            started_since.append(group)
         for sample, row in zip(group.samples, record.samples, strict=True):
             if sample.open:
                 trajectories.append(_trajectory(run.ledger, sample, row))
@@ -75,9 +72,6 @@ def _recover_scheduler(run: Run, version: int) -> None:
     decisions = queries.decisions_of_open_groups(run.ledger)
     accepted = {group for group, decision in decisions.items() if decision.accepted}
     scheduler.restore(mixture, version, admitted.batched + len(waiting), admitted.groups, waiting, accepted)
-    for group in started_since:
-        if group.complete:
-            mixture.ended(group.task, accepted=True)
     for group in [group for group in waiting if group.id in scheduler.deciding and group.id in decisions]:
         run.end_samples(scheduler.decide(group, False, decisions[group.id].reason))
     run.trajectories.add(trajectories)

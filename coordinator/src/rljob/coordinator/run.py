@@ -192,7 +192,14 @@ class Run:
                 group.id, Kind.TRAIN, group.seq, group.task, group.row, self.version, samples, group.restarts
             )
             trajectories += [Trajectory(sample, group.task, group.row) for sample in group.samples]
+        self._record_mixture()
         self.trajectories.add(trajectories)
+
+    def _record_mixture(self) -> None:
+        """Record what an event changed in the mixture's counters, in the event's commit: the tasks of later prompts do
+        not depend on a restart."""
+        if changed := self.scheduler.mixture.take_changed():
+            self.ledger.record_mixture({task: MixtureRecord(**asdict(share)) for task, share in changed.items()})
 
     def _eligible(self, engine: EngineRecord, kind: RequestKind) -> bool:
         """Whether ``engine`` may run requests of ``kind``: it is available, has the purpose and the length, and serves
@@ -349,8 +356,6 @@ class Run:
         # Before any write is queued: if it raises, the step is not partly recorded.
         measured = step_metrics(self.ledger.query, step, metrics, timed)
         self.end_samples(self.scheduler.trained(step))
-        shares = self.scheduler.mixture.shares.items()
-        self.ledger.record_mixture(self.version, {task: MixtureRecord(**asdict(share)) for task, share in shares})
         for tokens, samples in lengths_of_batch(self.ledger.query, step):
             self.lengths.train(tokens, samples)
         measured |= self._process_metrics() | self.lengths.metrics()
@@ -430,7 +435,8 @@ class Run:
             self.ledger.then(self.on_finished)
 
     def end_samples(self, ended: list[Ended]) -> None:
-        """Record samples that the scheduler ended, and stop the work on them."""
+        """Record samples that the scheduler ended with an event (possibly none), and stop the work on them."""
+        self._record_mixture()
         if not ended:
             return
         self.progress.events.ended(ended)

@@ -10,6 +10,7 @@ from rljob.coordinator.trajectory import Trajectory
 from rljob.ledger.states import Kind, State
 from rljob.protocol import runner_protocol as m
 from rljob.scheduling.groups import Cause, Group
+from rljob.scheduling.mixture import HOPELESS
 
 if TYPE_CHECKING:
     from rljob.coordinator.run import Run
@@ -52,7 +53,7 @@ class SampleOutcomes:
             run.evaluations.take(sample, reward)
         else:
             run.end_samples(run.scheduler.score(sample, reward))
-            self._check_no_progress()
+            self._check_progress(sample.group)
         run.changed()
 
     def failed(self, trajectory: Trajectory, reason: str, cause: Cause) -> None:
@@ -67,7 +68,7 @@ class SampleOutcomes:
         else:
             run.last_failure = reason
             run.end_samples(run.scheduler.fail(sample, reason, cause))
-            self._check_no_progress(reason)
+            self._check_progress(sample.group, reason)
         run.changed()
 
     def decided(self, group: Group, accepted: bool, reason: str) -> None:
@@ -79,11 +80,26 @@ class SampleOutcomes:
             run.ledger.record_failure(survivors[0])
             run.last_failure = reason
         run.end_samples(run.scheduler.decide(group, accepted, reason))
-        self._check_no_progress(reason, "group could be trained")
+        self._check_progress(group, reason, "group could be trained")
         run.changed()
 
-    def _check_no_progress(self, reason: str = "", what: str = "sample could be finished") -> None:
-        run = self._run
+    def _check_progress(self, group: Group, reason: str = "", what: str = "sample could be finished") -> None:
+        """Fail a run that cannot make progress, and name a task that cannot.
+
+        Args:
+            group: the group of the event.
+            reason: why a sample failed, or why the group could not be decided; empty: neither.
+            what: what is missing if everything fails.
+        """
+        run, shares = self._run, self._run.scheduler.mixture.shares
+        ended = group.id not in run.scheduler.groups
+        if ended and shares[group.task].rejected == HOPELESS and len(shares) > 1:
+            last = short_line(reason or run.scheduler.last_rejection, LAST_FAILURE_CHARACTERS)
+            run.warn(
+                f"task {group.task}: {HOPELESS} groups in a row were rejected or failed, the last one because {last};"
+                " until one is accepted, no more of its groups start than its weight entitles it to; make the task"
+                " easier or harder, check its reward, or change its groupFilter"
+            )
         batch = run.spec.training.prompts_per_step
         if run.scheduler.failures_in_a_row > max(3, 2 * batch):
             last = short_line(reason, LAST_FAILURE_CHARACTERS)

@@ -137,30 +137,12 @@ class MixtureRecord:
     expected: float = 0.0
     accepted: float = 0.0
     finished: float = 0.0
+    rejected: int = 0
 
 
-def mixture(store: Store, version: int) -> dict[str, MixtureRecord]:
-    """Return the mixture's counters of every task: those after the last step, and the groups since then."""
-    shares = {
-        row["task"]: MixtureRecord(
-            row["rows"], row["deficit"], row["rate"], row["expected"], row["accepted"], row["finished"]
-        )
-        for row in store.query("SELECT * FROM mixture")
-    }
-    for row in store.query(
-        "SELECT task, MAX(row) + 1 AS rows, TOTAL(restarts = 0) AS started, TOTAL(accepted) AS accepted,"
-        " TOTAL(rejected) AS rejected FROM (SELECT g.task, g.row, g.restarts,"
-        " MAX(s.state IN ('batched', 'trained')) AS accepted, MIN(s.state IN ('filtered', 'failed')) AS rejected"
-        f" FROM groups g CROSS JOIN samples s ON {MEMBERS_OF} WHERE g.number >= 0 AND g.version = ?"
-        " GROUP BY g.number) GROUP BY task",
-        version,
-    ):
-        share = shares.setdefault(row["task"], MixtureRecord(0))
-        share.rows = max(share.rows, row["rows"])
-        share.expected += share.rate * row["started"]
-        share.accepted += row["accepted"]
-        share.finished += row["accepted"] + row["rejected"]
-    return shares
+def mixture(store: Store) -> dict[str, MixtureRecord]:
+    """Return the mixture's counters of every task."""
+    return {row["task"]: MixtureRecord(*tuple(row)[1:]) for row in store.query("SELECT * FROM mixture")}
 
 
 @dataclass(frozen=True)

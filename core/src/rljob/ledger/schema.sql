@@ -58,7 +58,6 @@ CREATE TABLE IF NOT EXISTS failures (  -- samples that failed by themselves; the
 );
 CREATE INDEX IF NOT EXISTS groups_open ON groups (number) WHERE open = 1;
 CREATE INDEX IF NOT EXISTS samples_by_step ON samples (step) WHERE step IS NOT NULL;
-CREATE INDEX IF NOT EXISTS groups_by_version ON groups (version) WHERE number >= 0;
 CREATE TABLE IF NOT EXISTS ended (   -- number of training samples with each end
     state TEXT PRIMARY KEY,
     samples INTEGER NOT NULL
@@ -132,15 +131,15 @@ CREATE TABLE IF NOT EXISTS applied (   -- a trainer incarnation applied a batch;
     time REAL NOT NULL,
     PRIMARY KEY (step, incarnation)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS mixture (   -- state of rljob.scheduling.mixture after the last step
+CREATE TABLE IF NOT EXISTS mixture (   -- state of rljob.scheduling.mixture, changed with each group that starts or ends
     task TEXT PRIMARY KEY,
-    version INTEGER NOT NULL,        -- trainer version after the step
     rows INTEGER NOT NULL,           -- of the task's data that were started
     deficit REAL NOT NULL,
     rate REAL NOT NULL,
     expected REAL NOT NULL,
     accepted REAL NOT NULL,
-    finished REAL NOT NULL
+    finished REAL NOT NULL,
+    rejected INTEGER NOT NULL        -- groups in a row; see rljob.scheduling.mixture.TaskShare
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS step_metrics (   -- computed when the batch was first applied
     step INTEGER PRIMARY KEY,

@@ -40,7 +40,7 @@ LOCK = "ledger.lock"
 descriptor of that would drop SQLite's locks."""
 
 SCHEMA = files(__package__).joinpath("schema.sql").read_text()
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 """Version of schema.sql; stored in the ledger as user_version."""
 
 PAGE_BYTES = 1024

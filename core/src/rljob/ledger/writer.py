@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import astuple
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -265,13 +266,10 @@ class LedgerWriter(Store):
         """Record the metrics of a step (see :mod:`rljob.ledger.step_metrics`); only the first record counts."""
         self.execute("INSERT OR IGNORE INTO step_metrics VALUES (?,?)", step, json.dumps(metrics))
 
-    def record_mixture(self, version: int, shares: Mapping[str, MixtureRecord]) -> None:
-        """Record the mixture's counters of every task after the step that made ``version``."""
+    def record_mixture(self, shares: Mapping[str, MixtureRecord]) -> None:
+        """Record the mixture's counters of tasks, together with the event that changed them."""
         for task, share in shares.items():
-            self.execute(
-                "INSERT OR REPLACE INTO mixture VALUES (?,?,?,?,?,?,?,?)",
-                task, version, share.rows, share.deficit, share.rate, share.expected, share.accepted, share.finished,
-            )  # fmt: skip
+            self.execute("INSERT OR REPLACE INTO mixture VALUES (?,?,?,?,?,?,?,?)", task, *astuple(share))
 
     def record_advantages(self, step: int, advantages: bytes) -> None:
         """Record the trainer's advantages of a batch.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 DECAY = 0.9
 """Weight of the outcomes before a step against those of the step, in the acceptance rate: policies improve."""
 MIN_RATE = 1 / 16
 """Lower bound of the acceptance rate: a task whose groups are all rejected must not take all places."""
+HOPELESS = 256
+"""Groups of a task that are rejected in a row, after which it starts no more groups than its weight entitles it to.
+With an acceptance rate of MIN_RATE so many are never seen (6e-8)."""
 
 
 @dataclass
@@ -18,6 +21,8 @@ class TaskShare:
     ``rows``: prompts taken. ``deficit``: groups that should have been trained so far, by weight, and were not.
     ``rate``: estimated fraction of its groups that are accepted. ``expected``: groups that will be trained of those
     that have started. ``accepted``, ``finished``: groups that the filter accepted, and all that ended; both decay.
+    ``rejected``: groups that ended since the last step with an accepted one; -1 from the first accepted one of a step
+    to its end, so that it does not depend on the order in which groups end.
     """
 
     rows: int = 0
@@ -26,6 +31,12 @@ class TaskShare:
     expected: float = 0.0
     accepted: float = 0.0
     finished: float = 0.0
+    rejected: int = 0
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether so many groups were rejected in a row that more of them cannot make up for it."""
+        return self.rejected >= HOPELESS
 
 
 class Mixture:
@@ -33,7 +44,8 @@ class Mixture:
     is exact to within one prompt at any time.
 
     Rate and deficit change only in :meth:`settle`, once for each step. Between two steps the tasks are a fixed
-    sequence: at α = 0 they must not depend on the order in which groups end.
+    sequence: at α = 0 they must not depend on the order in which groups end. A task without hope is owed nothing, and
+    its groups count as if all were accepted: the steps of the others take at most the work of its weight longer.
 
     Args:
         weights: task → weight, in the manifest's order.
@@ -44,6 +56,13 @@ class Mixture:
         total = sum(weights.values())
         self._weight = {task: weight / total for task, weight in weights.items()}
         self.shares = {task: (shares or {}).get(task) or TaskShare() for task in weights}
+        self._changed: set[str] = set()
+
+    def take_changed(self) -> dict[str, TaskShare]:
+        """Return the counters that have changed since the last call, by task."""
+        changed = {task: self.shares[task] for task in self.shares if task in self._changed} if self._changed else {}
+        self._changed.clear()
+        return changed
 
     def next(self) -> tuple[str, int]:
         """Take a prompt: return its task and row. Rows of a task count from 0."""
@@ -52,12 +71,19 @@ class Mixture:
         share = shares[task]
         share.expected += share.rate
         share.rows += 1
+        self._changed.add(task)
         return task, share.rows - 1
 
     def ended(self, task: str, accepted: bool) -> None:
         """Record that a group was accepted, or rejected for its rewards or a failed sample."""
-        self.shares[task].finished += 1
-        self.shares[task].accepted += accepted
+        share = self.shares[task]
+        share.finished += 1
+        share.accepted += accepted
+        if accepted:
+            share.rejected = -1
+        elif share.rejected >= 0:
+            share.rejected += 1
+        self._changed.add(task)
 
     def settle(self, trained: Mapping[str, int], complete: Mapping[str, int], open_: Mapping[str, int]) -> None:
         """Update the counters after a step.
@@ -67,11 +93,31 @@ class Mixture:
             complete: task → accepted groups that wait for a batch.
             open_: task → groups that are not complete.
         """
-        batch = sum(trained.values())
-        for task, share in self.shares.items():
-            owed = share.deficit + self._weight[task] * batch - trained.get(task, 0)
-            share.deficit = max(-batch, min(batch, owed))
+        for share in self.shares.values():
+            share.rejected = max(0, share.rejected)
+        hopeful = [task for task, share in self.shares.items() if not share.hopeless]
+        weight = sum(self._weight[task] for task in hopeful)
+        self._settle_deficits(trained, hopeful, weight)
+        for task in hopeful:
+            share = self.shares[task]
             share.rate = max(MIN_RATE, (share.accepted + 1) / (share.finished + 1))
             share.expected = complete.get(task, 0) + share.rate * open_.get(task, 0)
+        expected = sum(self.shares[task].expected for task in hopeful)
+        for task, share in self.shares.items():
+            if share.hopeless:
+                share.rate, share.expected = 1.0, self._weight[task] / (weight or 1.0) * expected
             share.accepted *= DECAY
             share.finished *= DECAY
+        self._changed.update(self.shares)
+
+    def _settle_deficits(self, trained: Mapping[str, int], hopeful: Sequence[str], weight: float) -> None:
+        """Update the deficits: the tasks with hope, of this weight, share the batch. None of them is ahead of a task
+        without hope, and none of these is owed anything."""
+        batch = sum(trained.values())
+        for task in hopeful:
+            owed = self.shares[task].deficit + self._weight[task] / weight * batch - trained.get(task, 0)
+            self.shares[task].deficit = max(-batch, min(batch, owed))
+        if len(hopeful) < len(self.shares):
+            mean = sum(self.shares[task].deficit for task in hopeful) / max(1, len(hopeful))
+            for share in self.shares.values():
+                share.deficit = 0.0 if share.hopeless else share.deficit - mean
