@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from world import FakePeer, job, random_job
 
+from rljob.coordinator import trajectories
 from rljob.coordinator.event_counts import EVENTS, REASONS, EventCounts
 from rljob.coordinator.status_report import status_of
 from rljob.coordinator.tracking import TrackingWriter, finish
@@ -133,6 +134,38 @@ async def test_what_engines_cannot_generate_is_no_failure_of_the_runner(held: An
     while "rejected/protocol" not in events(world):
         await world.some(1)
     assert events(world)["rejected/protocol"] == 1
+
+
+async def test_failed_requests_count_until_an_engine_generates_tokens(
+    new_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trajectories, "FIRST_PAUSE_SECONDS", 0.0)
+    world = new_world(job(steps=1, alpha=0, n=1, g=2), tmp_path)
+    world.runner.turns_of = lambda sample: 2
+    [agent] = world.agents
+    agent.hold = True
+    await world.start()
+    world.connect_all()
+
+    async def fail(sample: str, times: int) -> None:
+        for _ in range(times):
+            while not (found := [each.request_id for each in agent.queue if each.request_id.sample == sample]):
+                await world.some(1)
+            agent.queue = [each for each in agent.queue if each.request_id not in found]
+            agent.say(GenerationFailed(found[0], "no memory", False))
+            await world.some(1)
+
+    await fail("g0.0", 8)
+    while "g0.0" not in {each.request_id.sample for each in agent.queue}:
+        await world.some(1)
+    agent.hold = False
+    agent.step()
+    agent.step()  # the first turns of both samples
+    agent.hold = True
+    await fail("g0.0", 8)
+    assert events(world) == {"requeued/engine_failed": 16}
+    await fail("g0.0", 1)
+    assert events(world)["rejected/generation"] == 1
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -1,4 +1,4 @@
-"""Names the group, sample and engine that the next batch waits for, so that no run stands still without a message."""
+"""Names the sample and the engine that the run waits for, so that no run stands still without a message."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ NAMED_SECONDS = 60.0
 
 
 def awaited_sample(run: Run) -> str:
-    """Return a sentence about the sample that the next batch has waited for longest; empty if the trainer is not free,
-    or if the sample made progress in the last NAMED_SECONDS."""
+    """Return a sentence about the sample that the next batch, or the evaluation that holds the trainer, has waited for
+    longest; empty if the trainer is not free, or if the sample made progress in the last NAMED_SECONDS."""
+    if run.must_hold_version or run.version >= run.spec.training.steps:
+        evaluated = [each for each in run.trajectories.by_sample.values() if each.version is not None]
+        return _about(run, evaluated, f"the evaluation of version {run.evaluations.running} is held:")
     if not run.trainer.awaits_new_batch:
         return ""
     group = run.scheduler.awaited()
@@ -23,12 +26,15 @@ def awaited_sample(run: Run) -> str:
         text = f"groupFilter.function of task {group.task} has waited for {where} for {seconds:.0f} s"
         return "" if seconds < NAMED_SECONDS else f"batch {run.version} waits for group {group.id}: {text}"
     waiting = [t for sample in group.samples if (t := run.trajectories.by_sample.get(sample.id)) is not None]
+    return _about(run, waiting, f"batch {run.version} waits for group {group.id}:")
+
+
+def _about(run: Run, waiting: list[Trajectory], begin: str) -> str:
+    """Return a sentence about the oldest of some trajectories; empty if it is not older than NAMED_SECONDS."""
     oldest = min(waiting, default=None, key=lambda trajectory: trajectory.since)
     if oldest is None or run.now - oldest.since < NAMED_SECONDS:
         return ""
-    seconds = run.now - oldest.since
-    where = _whereabouts(run, oldest)
-    return f"batch {run.version} waits for group {group.id}: sample {oldest.sample.id} {where} for {seconds:.0f} s"
+    return f"{begin} sample {oldest.sample.id} {_whereabouts(run, oldest)} for {run.now - oldest.since:.0f} s"
 
 
 def _whereabouts(run: Run, trajectory: Trajectory) -> str:

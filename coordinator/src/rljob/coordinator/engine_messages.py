@@ -15,7 +15,7 @@ from rljob.protocol import agent_protocol as m
 log = logging.getLogger(__name__)
 
 MAX_RETURNS = 8
-"""Number of failed requests of a sample after which the next failure fails the sample."""
+"""Number of failed requests of a branch in a row after which the next failure fails the sample."""
 
 
 class EngineMessages:

@@ -347,6 +347,7 @@ class Trajectories:
         turn.completions += 1
         branch.append(completion.token_ids)
         branch.kept(request_id.sample, engine)
+        branch.returns = 0 if tokens else branch.returns
         self.generated_tokens += tokens
         record = PayloadRecord(
             request_id.sample, request_id.turn, request_id.attempt, given, completion.token_ids,
@@ -438,7 +439,8 @@ class Trajectories:
     def returned(self, engine: EngineRecord, request_id: RequestId) -> int:
         """Dispatch a request again that an engine failed to run, with an exponentially growing delay.
 
-        Returns how often requests of the sample have failed so far; 0 if the request is no longer current.
+        Returns how often requests of the branch have failed since its last tokens; 0 if the request is no longer
+        current.
         """
         self._claims.pop(request_id.key, None)
         request = engine.remove(request_id.key)
@@ -448,11 +450,11 @@ class Trajectories:
             return 0
         branch.dispatched = trajectory.dispatched_before = None
         trajectory.bound_version()
-        trajectory.returns += 1
+        branch.returns += 1
         self._events.requeued("engine_failed")
-        pause = FIRST_PAUSE_SECONDS * 2**trajectory.returns
+        pause = FIRST_PAUSE_SECONDS * 2**branch.returns
         asyncio.get_running_loop().call_later(pause, self._put_back, request)
-        return trajectory.returns
+        return branch.returns
 
     def _requeue(self, engine: EngineRecord, key: RequestKey, reason: Requeue) -> None:
         request = engine.remove(key)

@@ -75,6 +75,7 @@ class Branch(msgspec.Struct, eq=False):
     request: Request | None = None
     previous: EngineRecord | None = None  # the engine that got its last request
     dispatched: int | None = None  # version of the engine that holds the request
+    returns: int = 0  # how often in a row engines failed to run its request
 
     @property
     def engine(self) -> EngineRecord | None:
@@ -114,7 +115,6 @@ class Trajectory(msgspec.Struct, eq=False):
     turns: dict[TurnKey, Turn] = {}  # after those that they continue
     branches: dict[str, Branch] = {}  # with a turn
     answers: dict[AnswerKey, PoolAnswer] = {}  # of frozen pools
-    returns: int = 0  # how often engines failed to run its requests
     recorded_version: int | None = None  # lowest version of a recorded token
     dispatched_before: int | None = None  # that of the ledger when the coordinator started; None after a completion
     since: float = 0.0  # time of the event loop at which it got its runner, its request, its engine or its answer
