@@ -45,6 +45,12 @@ def test_every_split_is_predicted_from_the_speeds(rljob, files):
     assert one["meanStaleness"] == 0
 
 
+def test_staleness_is_that_of_the_counted_steps(rljob, files):
+    """α = 1 and a fast trainer: each batch starts one version before its step, except the first one."""
+    arguments = [*files(), "--steps", 2, "--set", "spec.training.maxStaleness=1", "-o", "json"]
+    assert [split["meanStaleness"] for split in json.loads(rljob("simulate", *arguments)[1])["splits"]] == [1, 1]
+
+
 def test_the_table_marks_the_best_split_and_that_of_the_manifest(rljob, files):
     code, out, _ = rljob("simulate", *files())
     assert code == 0
