@@ -51,6 +51,16 @@ def test_staleness_is_that_of_the_counted_steps(rljob, files):
     assert [split["meanStaleness"] for split in json.loads(rljob("simulate", *arguments)[1])["splits"]] == [1, 1]
 
 
+def test_engines_generate_no_more_tokens_than_they_can(rljob, files):
+    """Long answers run over the beginning of the one counted step."""
+    arguments = ["--steps", 1, "--set", "spec.training.maxStaleness=4", "--set", "spec.tasks[0].sampling.maxTokens=100"]
+    speeds = {"answers": {"medianTokens": 20.0, "sigma": 1.5}}
+    (one, two) = json.loads(rljob("simulate", *files(**speeds), *arguments, "-o", "json")[1])["splits"]
+    for split in (one, two):
+        assert split["tokensPerSecond"] <= 20 * split["engines"]
+        assert split["tokensPerSecond"] / (20 * split["engines"]) == pytest.approx(split["engineUtilisation"])
+
+
 def test_the_table_marks_the_best_split_and_that_of_the_manifest(rljob, files):
     code, out, _ = rljob("simulate", *files())
     assert code == 0
@@ -176,7 +186,7 @@ def test_a_split_whose_engines_had_worked_ahead_shows_no_zero(rljob, files):
     lines = [line.split() for line in out.splitlines()]
     assert [(line[5], line[8]) for line in lines[1:3]] == [("2%", "0.48"), ("-", "-")]
     assert out.splitlines()[3:] == [
-        "engines: 2: no answer ended in the counted steps: their samples were generated before; raise --steps (1)",
+        "engines: 2: nothing was generated in the counted steps: their samples were generated before; raise --steps (1)",
         "--steps is 1, less than maxStaleness 4: engines may work ahead or wait in all of them; --steps 4 gives better "
         "means",
     ]

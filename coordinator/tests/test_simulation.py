@@ -99,8 +99,16 @@ def test_times_are_those_of_the_models() -> None:
     generation = 4 / 1.5 + 2 / 2
     assert outcome.steps == pytest.approx([(0.5 + generation + 10) * (step + 1) for step in range(3)])
     assert outcome.busy_seconds == pytest.approx(3 * (4 / 1.5 + generation))
-    assert sum(outcome.work) == pytest.approx(30.0) and len(outcome.work) == len(outcome.ends_of_requests) == 6
+    assert outcome.generated == pytest.approx([10.0, 20.0, 30.0])
     assert (outcome.train_seconds, outcome.ages, outcome.ends) == (30.0, [0] * 6, {"trained": 6})
+
+
+def test_the_work_of_requests_that_run_at_the_end_of_a_step_counts_as_far_as_it_is_done() -> None:
+    """α = 1: four requests run all the time, begin after 7 and 14 s, and the first step ends after 10 s."""
+    around = cluster([("main", EngineModel(4))], work=lambda request: 7.0, train_seconds=lambda batch: 3.0)
+    outcome = simulate(job(3, 1, 2, 2), around)
+    assert outcome.steps[:2] == pytest.approx([10.0, 17.0])
+    assert outcome.generated[:2] == pytest.approx([4 * 10.0, 4 * 17.0])
 
 
 def test_an_interrupted_sample_keeps_its_work() -> None:

@@ -235,13 +235,13 @@ def _prediction(
     """Return the prediction from the ``steps`` steps after ``warm_up`` others; ``busy``: training seconds in them."""
     began, ended = outcome.steps[warm_up - 1], outcome.steps[warm_up + steps - 1]
     seconds = ended - began
-    tokens = sum(work for end, work in zip(outcome.ends_of_requests, outcome.work, strict=True) if began < end <= ended)
+    tokens = outcome.generated[warm_up + steps - 1] - outcome.generated[warm_up - 1]
     batch = len(outcome.ages) // len(outcome.steps)  # all have the same number of samples
     return SplitPrediction(
         engines=engines,
         trainer_devices=trainer_devices,
         step_seconds=seconds / steps,
-        engine_utilisation=min(1.0, tokens / (seconds * engines * speeds.engine.tokens_per_second)),
+        engine_utilisation=tokens / (seconds * engines * speeds.engine.tokens_per_second),
         trainer_utilisation=min(1.0, busy / seconds),
         mean_staleness=statistics.fmean(outcome.ages[warm_up * batch : (warm_up + steps) * batch]),
         tokens_per_second=tokens / seconds,

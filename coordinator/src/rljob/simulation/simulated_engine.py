@@ -120,7 +120,8 @@ class SimulatedEngine:
         self._free_slots = list(range(model.slots))
         self._rates = [model.rate_of_each(running) for running in range(model.slots + 1)]
         self._served = 0.0  # units of work that each request that is always running would have got
-        self._marked = 0.0  # virtual time of ``_served``
+        self._done = 0.0  # units of work of all requests
+        self._marked = 0.0  # virtual time of both
         self._timer: asyncio.TimerHandle | None = None
         self._ends_next: _Running | None = None  # the request that the timer is for, and the rate of each
         self._ends_at_rate = 0.0
@@ -145,6 +146,11 @@ class SimulatedEngine:
         if self._timer is not None:
             self._timer.cancel()
         self._link.cut()
+
+    def work_done(self) -> float:
+        """Return the units of work done so far, those of unfinished requests included."""
+        running = 0 if self._paused else len(self._running)
+        return self._done + (self._loop.time() - self._marked) * self._rates[running] * running
 
     def _register(self) -> list[Any]:
         lineage, version, digest = self._weights
@@ -209,7 +215,9 @@ class SimulatedEngine:
         """Account for the work since the last change."""
         now = self._loop.time()
         if not self._paused:
-            self._served += (now - self._marked) * self._rates[len(self._running)]
+            served = (now - self._marked) * self._rates[len(self._running)]
+            self._served += served
+            self._done += served * len(self._running)
         self._marked = now
 
     def _schedule(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from array import array
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -95,8 +94,7 @@ class Outcome:
     train_seconds: float = 0.0
     update_seconds: float = 0.0  # of all engines
     busy_seconds: float = 0.0  # of all slots of all engines
-    ends_of_requests: array[float] = field(default_factory=lambda: array("d"))
-    work: array[float] = field(default_factory=lambda: array("d"))  # of each request
+    generated: list[float] = field(default_factory=list)  # units of work of all engines, until the end of each step
     events: int = 0  # messages, and requests that ended
     members_at_home: float = 1.0  # see rljob.scheduling.dispatch.Affinity.share
     turns_at_home: float = 1.0
@@ -106,14 +104,13 @@ class Outcome:
 class _Record:
     """The recorder of a run: fills its :class:`Outcome`, and passes everything to a second recorder."""
 
-    def __init__(self, outcome: Outcome, other: SimulationRecorder | None) -> None:
+    def __init__(self, outcome: Outcome, engines: list[SimulatedEngine], other: SimulationRecorder | None) -> None:
         self._outcome = outcome
+        self._engines = engines
         self._other = other
 
     def generated(self, engine: str, slot: int, request: RequestId, start: float, end: float, work: float) -> None:
         outcome = self._outcome
-        outcome.ends_of_requests.append(end)
-        outcome.work.append(work)
         outcome.busy_seconds += end - start
         outcome.events += 1
         if self._other is not None:
@@ -127,6 +124,7 @@ class _Record:
     def trained(self, batch: Train, start: float, end: float) -> None:
         outcome = self._outcome
         outcome.steps.append(end)
+        outcome.generated.append(sum(engine.work_done() for engine in self._engines))
         outcome.train_seconds += end - start
         outcome.ages += [batch.step - sample.min_version for sample in batch.samples]
         outcome.trained += [sample.sample for sample in batch.samples]
@@ -196,7 +194,8 @@ class SimulatedRun:
         self._cluster = cluster
         self._prepare = prepare
         self.outcome = Outcome()
-        self.recorder: SimulationRecorder = _Record(self.outcome, recorder)
+        self._engines: list[SimulatedEngine] = []
+        self.recorder: SimulationRecorder = _Record(self.outcome, self._engines, recorder)
         self.links: list[MemoryLink] = []
         """Of the engines, in order."""
         self.traffic = Traffic(observers=[] if observer is None else [observer])
@@ -251,6 +250,7 @@ class SimulatedRun:
             engine = SimulatedEngine(
                 f"engine-{i:04d}", pool, model, lengths[pool], cluster.work, cluster.sync_seconds, self.recorder
             )
+            self._engines.append(engine)
             self.links.append(engine.connect(self.server, self.traffic))
 
     def _runner(self, number: int) -> RunnerDriver:
