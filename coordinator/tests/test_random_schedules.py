@@ -288,7 +288,14 @@ class FaultyRun(SimulatedRun):
     def start_engine(self, number: int) -> None:
         self.names += 1
         self.engines[number] = SimulatedEngine(
-            f"engine-{number}-{self.names}", "main", EngineModel(1), 32_768, self._cluster.work, 0.3, self.recorder
+            f"engine-{number}-{self.names}",
+            "main",
+            EngineModel(1),
+            32_768,
+            self._cluster.work,
+            0.3,
+            self.recorder,
+            self.left,
         )
         if not self.schedule.kept:
             self.engines[number]._contexts = KeptContexts(0)

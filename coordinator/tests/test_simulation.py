@@ -7,7 +7,7 @@ import gc
 import os
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -122,6 +122,28 @@ def _updated_in_flight(in_flight: str) -> Any:
     manifest = job(4, 1, 2, 2, weightSync={"inFlight": in_flight})
     around = cluster([("main", EngineModel(4))], work=lambda request: 7.0, train_seconds=lambda batch: 3.0)
     return simulate(manifest, around)
+
+
+def test_the_work_of_a_sample_is_drawn_once_wherever_it_continues() -> None:
+    drawn, served = Counter[str](), defaultdict[str, set[str]](set)
+
+    def work(request: m.Generate) -> float:
+        drawn[request.request_id.sample] += 1
+        return 1.0 + request.sampling.seed % 9
+
+    class Engines:
+        def generated(self, engine: str, slot: int, request: m.RequestId, *_: float) -> None:
+            served[request.sample].add(engine)
+
+        def updated(self, *_: Any) -> None: ...
+
+        def trained(self, *_: Any) -> None: ...
+
+    manifest = job(8, 2, 4, 4, weightSync={"inFlight": "abort"})
+    around = cluster([("main", EngineModel(4))] * 3, work=work, train_seconds=lambda batch: 1.0)
+    simulate(manifest, around, recorder=Engines())
+    assert any(len(engines) > 1 for engines in served.values())
+    assert set(drawn.values()) == {1}
 
 
 async def _two_turns(context: Context) -> Any:

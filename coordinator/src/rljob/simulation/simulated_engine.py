@@ -38,6 +38,8 @@ from rljob.simulation.memory_link import MemoryLink, MemoryServer, Traffic
 
 ONE_TOKEN = bytes(4)
 """Token ids and log-probabilities of every completion: a simulated answer is one token, whatever its work."""
+Turn = tuple[str, int, str]
+"""Sample, turn and branch."""
 KEPT_BYTES = 1 << 20
 """Bound of the contexts that the agent keeps."""
 
@@ -93,6 +95,8 @@ class SimulatedEngine:
         max_model_length: tokens.
         work: returns the work of a request.
         sync_seconds: duration of a weight update.
+        recorder: receives what the engine does.
+        left: work of interrupted turns; all engines of a run share it, so that a turn may continue on another one.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class SimulatedEngine:
         work: Callable[[Generate], float],
         sync_seconds: float,
         recorder: SimulationRecorder,
+        left: dict[Turn, float],
     ) -> None:
         self.name = name
         self._pool = pool
@@ -114,7 +119,7 @@ class SimulatedEngine:
         self._recorder = recorder
         self._running: dict[RequestKey, _Running] = {}
         self._held: dict[RequestKey, Generate] = {}
-        self._left: dict[tuple[str, int, str], float] = {}  # work of interrupted turns
+        self._left = left
         self._ends: list[tuple[float, int, _Running]] = []  # heap
         self._tie = 0
         self._free_slots = list(range(model.slots))

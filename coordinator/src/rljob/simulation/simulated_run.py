@@ -27,7 +27,7 @@ from rljob.runner.pools.question import Question
 from rljob.runner.prompts import Prompt
 from rljob.simulation.memory_ledger import MemoryLedger
 from rljob.simulation.memory_link import MemoryLink, MemoryServer, Observer, Traffic
-from rljob.simulation.simulated_engine import ONE_TOKEN, EngineModel, SimulatedEngine, SimulationRecorder
+from rljob.simulation.simulated_engine import ONE_TOKEN, EngineModel, SimulatedEngine, SimulationRecorder, Turn
 from rljob.simulation.simulated_trainer import SimulatedTrainer
 from rljob.simulation.virtual_time import StandstillError, run_in_virtual_time
 
@@ -195,6 +195,8 @@ class SimulatedRun:
         self._prepare = prepare
         self.outcome = Outcome()
         self._engines: list[SimulatedEngine] = []
+        self.left: dict[Turn, float] = {}
+        """See :class:`SimulatedEngine`."""
         self.recorder: SimulationRecorder = _Record(self.outcome, self._engines, recorder)
         self.links: list[MemoryLink] = []
         """Of the engines, in order."""
@@ -248,7 +250,14 @@ class SimulatedRun:
         trainer.connect(self.server, self.traffic)
         for i, (pool, model) in enumerate(cluster.engines):
             engine = SimulatedEngine(
-                f"engine-{i:04d}", pool, model, lengths[pool], cluster.work, cluster.sync_seconds, self.recorder
+                f"engine-{i:04d}",
+                pool,
+                model,
+                lengths[pool],
+                cluster.work,
+                cluster.sync_seconds,
+                self.recorder,
+                self.left,
             )
             self._engines.append(engine)
             self.links.append(engine.connect(self.server, self.traffic))
