@@ -85,6 +85,27 @@ def test_the_timeline_shows_the_best_split(rljob, files, tmp_path):
     assert {(event["pid"], event["tid"], event["dur"]) for event in kinds["weights"]} == {(1, 0, 1e6), (2, 0, 1e6)}
 
 
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("none/out.json", "--trace: there is no directory {0}/none; make it first, or give another path"),
+        (".", "--trace: {0} is a directory; give the path of a file"),
+    ],
+)
+def test_a_path_of_the_timeline_that_cannot_be_written_is_refused_before_the_simulation(
+    rljob, files, tmp_path, monkeypatch, path, sentence
+):
+    monkeypatch.setattr("rljob.cli.simulate._simulated", lambda *_: pytest.fail("it was simulated"))
+    code, out, err = rljob("simulate", *files(), "--trace", tmp_path / path)
+    assert (code, out, err) == (2, "", f"rljob: {sentence.format(tmp_path)}\n")
+
+
+def test_a_timeline_that_cannot_be_written_does_not_lose_the_prediction(rljob, files):
+    code, out, err = rljob("simulate", *files(), "--steps", 1, "--trace", "/dev/full")
+    assert code == 1 and "No space left on device" in err
+    assert len(out.splitlines()) == 3
+
+
 def test_the_answers_of_each_task_end_at_its_own_limit(rljob, files, manifest):
     """Two tasks of equal weight take turns with the two groups of a batch: 2 × 10 and 2 × 40 tokens, at 20 a second."""
     tasks = manifest["spec"]["tasks"]

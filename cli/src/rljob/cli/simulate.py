@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,8 @@ def simulate(
     """
     job = resolve(load(file, overrides or []))
     speeds = read_speeds(read_settings(engines), str(engines))
+    if trace is not None:
+        _check_trace(trace)
     own = _own_split(job)
     request = SimulationRequest(
         job.model_dump(mode="json", by_alias=True),
@@ -69,13 +72,26 @@ def simulate(
     if request.devices >= MANY_DEVICES:
         echo(f"rljob: simulating up to {request.devices} GPUs takes minutes", err=True)
     result = _simulated(request, str(file))
-    if trace is not None:
-        trace.write_text(json.dumps(result.trace))
     if output is Format.JSON:
         splits = {"splits": msgspec.to_builtins(result.splits), "slow": msgspec.to_builtins(result.slow)}
         print_json({"gpus": request.devices, "best": result.best, **splits, "notes": result.notes})
     else:
         echo(_table(result, own))
+    if trace is not None:  # last: what was predicted is printed, whatever happens
+        trace.write_text(json.dumps(result.trace))
+
+
+def _check_trace(trace: Path) -> None:
+    """Refuse a path that cannot be written, before a simulation of minutes."""
+    if not trace.parent.is_dir():
+        problem = f"there is no directory {trace.parent}; make it first, or give another path"
+    elif trace.is_dir():
+        problem = f"{trace} is a directory; give the path of a file"
+    elif not os.access(trace if trace.exists() else trace.parent, os.W_OK):
+        problem = f"{trace} cannot be written; give another path"
+    else:
+        return
+    raise CliError(f"--trace: {problem}", CONFIGURATION_ERROR)
 
 
 def _own_split(job: RLJob) -> tuple[int, int, int]:
