@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rljob.api.yaml_loader import write_yaml
+from rljob.protocol.simulation_messages import SimulationResult, SplitPrediction
 
 SPEEDS = {
     "engine": {"tokensPerSecondPerSequence": 10.0, "tokensPerSecond": 20.0, "weightUpdateSeconds": 1.0},
@@ -30,6 +31,19 @@ def files(tmp_path, manifest):
     return write
 
 
+@pytest.fixture
+def simulated(monkeypatch):
+    """Replace the simulation by a result; return the list of requests that it gets."""
+    requests = []
+
+    def simulated(request, source):
+        requests.append(request)
+        return SimulationResult([SplitPrediction(1, 2, 10.0, 0.8, 0.1, 0.0, 16.0)], [], [], 1, {"traceEvents": []})
+
+    monkeypatch.setattr("rljob.cli.simulate._simulated", simulated)
+    return requests
+
+
 def test_every_split_is_predicted_from_the_speeds(rljob, files):
     """α = 0: four answers of 40 tokens share 20 tokens/s of an engine, then the trainer has 4 × 50 tokens."""
     code, out, err = rljob("simulate", *files(), "--steps", 3, "-o", "json")
@@ -43,22 +57,6 @@ def test_every_split_is_predicted_from_the_speeds(rljob, files):
     assert one["trainerUtilisation"] == pytest.approx(1 / 10)
     assert one["tokensPerSecond"] == pytest.approx(160 / 10)
     assert one["meanStaleness"] == 0
-
-
-def test_staleness_is_that_of_the_counted_steps(rljob, files):
-    """α = 1 and a fast trainer: each batch starts one version before its step, except the first one."""
-    arguments = [*files(), "--steps", 2, "--set", "spec.training.maxStaleness=1", "-o", "json"]
-    assert [split["meanStaleness"] for split in json.loads(rljob("simulate", *arguments)[1])["splits"]] == [1, 1]
-
-
-def test_engines_generate_no_more_tokens_than_they_can(rljob, files):
-    """Long answers run over the beginning of the one counted step."""
-    arguments = ["--steps", 1, "--set", "spec.training.maxStaleness=4", "--set", "spec.tasks[0].sampling.maxTokens=100"]
-    speeds = {"answers": {"medianTokens": 20.0, "sigma": 1.5}}
-    (one, two) = json.loads(rljob("simulate", *files(**speeds), *arguments, "-o", "json")[1])["splits"]
-    for split in (one, two):
-        assert split["tokensPerSecond"] <= 20 * split["engines"]
-        assert split["tokensPerSecond"] / (20 * split["engines"]) == pytest.approx(split["engineUtilisation"])
 
 
 def test_the_table_marks_the_best_split_and_that_of_the_manifest(rljob, files):
@@ -93,17 +91,17 @@ def test_the_timeline_shows_the_best_split(rljob, files, tmp_path):
     ],
 )
 def test_a_path_of_the_timeline_that_cannot_be_written_is_refused_before_the_simulation(
-    rljob, files, tmp_path, monkeypatch, path, sentence
+    rljob, files, tmp_path, simulated, path, sentence
 ):
-    monkeypatch.setattr("rljob.cli.simulate._simulated", lambda *_: pytest.fail("it was simulated"))
     code, out, err = rljob("simulate", *files(), "--trace", tmp_path / path)
-    assert (code, out, err) == (2, "", f"rljob: {sentence.format(tmp_path)}\n")
+    assert (code, out, err, simulated) == (2, "", f"rljob: {sentence.format(tmp_path)}\n", [])
 
 
-def test_a_timeline_that_cannot_be_written_does_not_lose_the_prediction(rljob, files):
+def test_a_timeline_that_cannot_be_written_does_not_lose_the_prediction(rljob, files, simulated):
     code, out, err = rljob("simulate", *files(), "--steps", 1, "--trace", "/dev/full")
     assert code == 1 and "No space left on device" in err
-    assert len(out.splitlines()) == 3
+    assert [line.split()[0] for line in out.splitlines()] == ["engines", "1"]
+    assert simulated[0].trace
 
 
 def test_the_answers_of_each_task_end_at_its_own_limit(rljob, files, manifest):
@@ -130,6 +128,13 @@ def test_a_reference_and_the_teachers_of_a_task_in_pools_take_no_time(rljob, fil
     code, out, err = rljob("simulate", *files(), "--steps", 2, "-o", "json")
     assert (code, err) == (0, "")
     assert json.loads(out)["splits"] == free["splits"]
+
+
+def test_engines_of_evaluations_are_not_counted(rljob, files, manifest, simulated):
+    dedicated = {"name": "dedicated", "purpose": "evaluation", "maxModelLength": 128, "replicas": {"min": 4}}
+    manifest["spec"]["rollouts"].append(dedicated)
+    manifest["spec"]["evaluation"] = {"problems": 2, "engines": "dedicated"}
+    assert json.loads(rljob("simulate", *files(), "-o", "json")[1])["gpus"] == simulated[0].devices == 3
 
 
 def test_splits_beside_the_best_one_of_the_first_twelve_are_simulated_too(rljob, files):
@@ -207,7 +212,7 @@ def test_a_split_whose_engines_had_worked_ahead_shows_no_zero(rljob, files):
     lines = [line.split() for line in out.splitlines()]
     assert [(line[5], line[8]) for line in lines[1:3]] == [("2%", "0.48"), ("-", "-")]
     assert out.splitlines()[3:] == [
-        "engines: 2: nothing was generated in the counted steps: their samples were generated before; raise --steps (1)",
+        "engines: 2: nothing was generated in the counted steps: their samples were ready before; raise --steps (1)",
         "--steps is 1, less than maxStaleness 4: engines may work ahead or wait in all of them; --steps 4 gives better "
         "means",
     ]

@@ -43,7 +43,9 @@ def simulate(
     gpus: Annotated[
         int | None,
         typer.Option(
-            "--gpus", min=2, help="GPUs of trainer and engines together. Default: the manifest's, with `min` engines."
+            "--gpus",
+            min=2,
+            help="GPUs of trainer and training engines together. Default: the manifest's, with `min` engines.",
         ),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", min=1, max=10_000, help="Simulated steps that count.")] = 10,

@@ -40,7 +40,7 @@ def _about_steps(job: RLJob, steps: int, splits: list[SplitPrediction]) -> Itera
     idle = [str(split.engines) for split in splits if not split.tokens_per_second]
     if idle:
         yield (
-            f"engines: {', '.join(idle)}: nothing was generated in the counted steps: their samples were generated "
+            f"engines: {', '.join(idle)}: nothing was generated in the counted steps: their samples were ready "
             f"before; raise --steps ({steps})"
         )
     if steps < staleness:
