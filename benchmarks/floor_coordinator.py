@@ -1,7 +1,7 @@
 """A coordinator without scheduling, recovery or checks: what three messages in and five out of a sample cost at least.
 
 It uses nothing of rljob but speaks its protocol: messages are lists of a tag and fields (core/src/rljob/protocol).
-Server, fsync and the commit of all that arrived during the last one are the same. Samples are leased endlessly.
+Server, fsync, interval of commits and page size of SQLite are the coordinator's. Samples are leased endlessly.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import uvicorn
 import uvloop
 
 IN_FLIGHT = 1024  # samples that are leased at a time: as many as the measured job allows
-TABLES = """PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint=0;
-CREATE TABLE completions (sample TEXT, turn INTEGER, position INTEGER, length INTEGER);
-CREATE TABLE scores (sample TEXT, reward REAL, text TEXT);"""
-PREPARE = ["PrepareWeights", 1, 0, 0, "d", "", 1, 2, "gloo", 1, [], [[], []], "keep", 1.0, ""]
+COMMIT_SECONDS = 0.005  # from the beginning of a commit to that of the next one
+TABLES = """PRAGMA page_size=1024; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint=0;
+CREATE TABLE completions (sample, turn, position, length); CREATE TABLE scores (sample, reward, text);"""
 
 
 class Outbox:
@@ -48,10 +47,9 @@ class Floor:
     """The server (ASGI)."""
 
     def __init__(self, directory: Path) -> None:
-        self.db = sqlite3.connect(directory / "ledger.sqlite", check_same_thread=False, isolation_level=None)
+        self.db = sqlite3.connect(directory / "ledger.sqlite", check_same_thread=False)
         self.db.executescript(TABLES)
-        self.payload = (directory / "payload").open("wb")
-        self.agents, self.wake = list[Outbox](), asyncio.Event()
+        self.agents, self.wake, self.payload = list[Outbox](), asyncio.Event(), (directory / "payload").open("wb")
         self.leases = (["LeaseTrajectory", f"g{n // 8}.{n % 8}", "sums", 0, "train", [], 0, n] for n in count())
         self.todo: list[tuple[tuple[Any, ...], list[tuple[Outbox, Any]]]] = []  # row → messages that depend on it
 
@@ -72,7 +70,7 @@ class Floor:
             case ["RegisterEngine", *_]:
                 self.agents.append(peer)
                 self.turn = cycle(self.agents)
-                peer.put(PREPARE)
+                peer.put(["PrepareWeights", 1, 0, 0, "d", "", 1, 2, "gloo", 1, [], [[], []], "keep", 1.0, ""])
             case ["RegisterRunner", *_]:
                 self.runner = peer
                 peer.put(*(next(self.leases) for _ in range(IN_FLIGHT)))
@@ -86,26 +84,28 @@ class Floor:
             case ["TrajectoryScored", sample, reward, _, text, *_]:
                 effects = [(peer, ["AckTrajectories", [sample]]), (peer, next(self.leases))]
                 self.todo.append(((sample, reward, text), effects))
-        self.wake.set()
+        if self.todo:
+            self.wake.set()
 
     async def commit(self) -> None:
         """Store what has arrived, then send what depends on it; until cancelled."""
         while await self.wake.wait():
             self.wake.clear()
+            pause = asyncio.create_task(asyncio.sleep(COMMIT_SECONDS))
             todo, self.todo = self.todo, []
             await asyncio.to_thread(self.store, [row for row, _ in todo])
             for peer, message in (effect for _, effects in todo for effect in effects):
                 peer.put(message)
+            await pause
 
     def store(self, rows: list[tuple[Any, ...]]) -> None:
         """Store completions and scores durably."""
         found = [(*row[:2], self.payload.tell(), self.payload.write(row[2])) for row in rows if len(row) == 4]
         self.payload.flush()
         os.fdatasync(self.payload.fileno())
-        self.db.execute("BEGIN")
-        self.db.executemany("INSERT INTO completions VALUES (?,?,?,?)", found)
-        self.db.executemany("INSERT INTO scores VALUES (?,?,?)", [row for row in rows if len(row) == 3])
-        self.db.execute("COMMIT")
+        with self.db:
+            self.db.executemany("INSERT INTO completions VALUES (?,?,?,?)", found)
+            self.db.executemany("INSERT INTO scores VALUES (?,?,?)", [row for row in rows if len(row) == 3])
 
 
 async def _serve(port: int, directory: Path) -> None:
