@@ -123,19 +123,41 @@ def measure_long_answers(scenario: Scenario, all_: Measurement) -> Steps:
 
 def _add_samples(name: str, policy: Policy, nodes: int, runs: list[Figures], all_: Measurement) -> None:
     """Add the figures of the samples of a case of rlvr_long, and their targets."""
-    lengths, submitted = ([x for run in runs for x in getattr(run, each)] for each in ("lengths", "submitted"))
-    length, p = statistics.fmean(lengths) / statistics.fmean(submitted), same_distribution(lengths, submitted)
-    ages = [age for run in runs for age in run.ages]
+    lengths, ages = figures_of_lengths(runs), [age for run in runs for age in run.ages]
     all_.figures[name] |= {
-        "engine_nodes": nodes, "mean_age": statistics.fmean(ages), "oldest": max(ages), "mean_length": length,
-        "lengths_p": p, "members_at_home": min(mean_of(runs, "members_at_home")),
+        "engine_nodes": nodes, "mean_age": statistics.fmean(ages), "oldest": max(ages), **lengths,
+        "members_at_home": min(mean_of(runs, "members_at_home")),
     }  # fmt: skip
     all_.targets[f"{name}_members_at_home"] = target(all_.figures[name]["members_at_home"], ">=", AT_HOME)
     all_.targets[f"{name}_oldest"] = target(max(ages), "<=", policy.alpha)
     if policy.groups:
-        all_.targets[f"{name}_mean_length"] = target(length, ">=", MEAN_LENGTH)
+        all_.targets[f"{name}_mean_length"] = target(lengths["mean_length"], ">=", MEAN_LENGTH)
     else:
-        all_.targets[f"{name}_lengths_p"] = target(p, ">=", KOLMOGOROV_P)
+        all_.targets[f"{name}_lengths_p"] = target(lengths["lengths_p"], ">=", KOLMOGOROV_P)
+
+
+def figures_of_lengths(runs: list[Figures]) -> dict[str, float | None]:
+    """Return whether short answers were preferred.
+
+    ``mean_length``: of trained over submitted answers. ``lengths_p``: the p-value of trained against submitted answers,
+    which is the figure that the target is for. The submitted answers contain the trained ones, so these samples are not
+    independent: the test sees a selection that leaves out a large part of the answers, and its p-value is near 1 if few
+    are left out, however much longer they are. A run without redundancy trains all answers that it submits: its p-value
+    is 1, and cannot be less.
+
+    ``left_out``: number of the answers that were not trained although their group began before the last α + 1 steps, so
+    that it could have been. ``left_out_p``: the p-value of trained answers against them, None if there are none. It has
+    no target: redundant groups leave out the answers that are late, which are the long ones.
+    """
+    lengths, submitted, left_out = (
+        [x for run in runs for x in getattr(run, each)] for each in ("lengths", "submitted", "left_out")
+    )
+    return {
+        "mean_length": statistics.fmean(lengths) / statistics.fmean(submitted),
+        "lengths_p": same_distribution(lengths, submitted),
+        "left_out": len(left_out),
+        "left_out_p": same_distribution(lengths, left_out) if left_out else None,
+    }
 
 
 def _best_split(tried: list[Started], mean_age: float) -> int:

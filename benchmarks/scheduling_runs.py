@@ -6,6 +6,7 @@ production coordinator and runner in virtual time (:mod:`rljob.simulation`).
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
 from collections.abc import Callable
@@ -38,7 +39,8 @@ class Policy:
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of one run; times in seconds. ``lengths``: work of the trained samples; ``submitted``: of all.
+    """Figures of one run; times in seconds. ``lengths``: work of the trained samples; ``submitted``: of all;
+    ``left_out``: of those that were not trained although their group began before the last α + 1 steps.
     ``members_at_home``: fraction of members that found the prefix of their group on their engine."""
 
     seconds: float
@@ -46,6 +48,7 @@ class Figures:
     ages: list[int] = field(default_factory=list)
     lengths: list[float] = field(default_factory=list)
     submitted: list[float] = field(default_factory=list)
+    left_out: list[float] = field(default_factory=list)
     members_at_home: float = 1.0
     events: int = 0
     cpu: float = 0.0
@@ -84,25 +87,37 @@ def engines(count: int, model: EngineModel) -> list[tuple[str, EngineModel]]:
 def measured(manifest: RLJob, cluster: SimulatedCluster, warm_up: int = 0, **options: Any) -> Figures:
     """Simulate a run; ``warm_up``: steps before the first one whose duration counts."""
     work: dict[str, float] = {}
+    groups: dict[str, float] = {}  # when their first request began
 
     def recorded(request: m.Generate) -> float:
-        seconds = work[request.request_id.sample] = cluster.work(request)
+        sample = request.request_id.sample
+        seconds = work[sample] = cluster.work(request)
+        groups.setdefault(group_of(sample), asyncio.get_running_loop().time())
         return seconds
 
     began = time.process_time()
     outcome: Outcome = simulate(manifest, replace(cluster, work=recorded), **options)
     cpu = time.process_time() - began
-    ends = outcome.steps[warm_up:]
+    ends, trained = outcome.steps[warm_up:], set(outcome.trained)
+    # A group that begins in the step before the last α + 1 has a version that each of them may train.
+    last = manifest.spec.training.max_staleness + 1
+    limit = outcome.steps[-last - 1] if len(outcome.steps) > last else 0.0
     return Figures(
         seconds=outcome.steps[-1],
         step=(ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else 0.0,
         ages=outcome.ages,
         lengths=[work[sample] for sample in outcome.trained],
         submitted=list(work.values()),
+        left_out=[work[sample] for sample in work if sample not in trained and groups[group_of(sample)] < limit],
         members_at_home=outcome.members_at_home,
         events=outcome.events,
         cpu=cpu,
     )
+
+
+def group_of(sample: str) -> str:
+    """Return the group of a sample."""
+    return sample.partition(".")[0]
 
 
 def long_answers(scenario: Scenario, seed: int, policy: Policy, steps: int, nodes: int) -> Figures:

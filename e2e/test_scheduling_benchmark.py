@@ -9,9 +9,17 @@ from multiprocessing.pool import ThreadPool
 
 import pytest
 
-from benchmarks.scheduling import SCENARIOS, SPLITS, Measurement, best_split, measure
+from benchmarks.scheduling import (
+    KOLMOGOROV_P,
+    SCENARIOS,
+    SPLITS,
+    Measurement,
+    best_split,
+    figures_of_lengths,
+    measure,
+)
 from benchmarks.scheduling_cells import CELLS, Simulations
-from benchmarks.scheduling_runs import Figures, Policy, environment, one_batch, trajectories
+from benchmarks.scheduling_runs import Figures, Policy, environment, long_answers, one_batch, trajectories
 from benchmarks.scheduling_statistics import draw, ratio, same_distribution, student_quantile, uniform
 
 
@@ -34,6 +42,25 @@ def test_the_test_of_distributions_finds_a_shift_and_accepts_equal_ones():
     assert same_distribution(numbers, numbers) == 1.0
     assert same_distribution(numbers, others) > 0.01
     assert same_distribution(numbers, [number * 0.9 for number in others]) < 0.01
+
+
+def test_left_out_answers_show_a_preference_that_trained_against_submitted_answers_do_not():
+    numbers = [uniform(1, f"s{i}") for i in range(3000)]
+    longer = [2 * uniform(2, f"s{i}") for i in range(100)]
+    found = figures_of_lengths([Figures(1.0, lengths=numbers, submitted=numbers + longer, left_out=longer)])
+    assert found["lengths_p"] > KOLMOGOROV_P > 1e-6 > found["left_out_p"]
+    assert (found["left_out"], found["mean_length"] < 1) == (100, True)
+    assert figures_of_lengths([Figures(1.0, lengths=numbers, submitted=numbers)])["left_out_p"] is None
+
+
+@pytest.mark.parametrize("groups", [0, 2])
+def test_only_redundant_groups_leave_answers_out_that_could_be_trained(groups):
+    shape = {"nodes": 3, "groups": 4, "members": 2, "slots_per_node": 8, "train_node_seconds": 100}
+    run = long_answers(scenario("rlvr_long") | shape, 1, Policy(alpha=1, groups=groups), 8, 2)
+    if groups:
+        assert 0 < len(run.left_out) < len(run.submitted) - len(run.lengths), "the last groups are not among them"
+    else:
+        assert sorted(run.submitted) == sorted(run.lengths) and not run.left_out
 
 
 def test_draws_have_the_distributions_of_the_files():
