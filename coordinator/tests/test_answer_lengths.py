@@ -6,6 +6,7 @@ import importlib.util
 import math
 import random
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,19 @@ CUT = "response_length/cut_share"
 
 
 def lengths(trained: list[int], rest: list[int]) -> AnswerLengths:
+    """Return the account of answers of which each is a group."""
+    return lengths_of_groups([*(([tokens], []) for tokens in trained), *(([], [tokens]) for tokens in rest)])
+
+
+def lengths_of_groups(groups: Iterable[tuple[list[int], list[int]]]) -> AnswerLengths:
+    """Return the account of groups: the lengths of their trained answers, and those of the others."""
     account = AnswerLengths()
-    for tokens in trained + rest:
-        account.score(tokens)
-    for tokens in trained:
-        account.train(tokens)
+    for trained, rest in groups:
+        for before, tokens in enumerate(trained + rest):
+            account.score(tokens, before)
+        for tokens in trained:
+            account.train(tokens, 1)
+        account.train_group(len(trained), len(trained) + len(rest))
     return account
 
 
@@ -61,6 +70,31 @@ def test_the_p_value_is_that_of_trained_against_untrained_answers() -> None:
     assert lengths(trained, rest).metrics()[P] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("within", [0.0, 0.7])
+def test_whole_groups_that_are_left_out_at_random_are_not_significant(within: float) -> None:
+    """``within``: standard deviation of log-lengths within a group, of 1 in all."""
+    rng, p = random.Random(1), []
+    for _ in range(50):
+        groups = []
+        for number in range(60):
+            prompt = rng.gauss(0, math.sqrt(1 - within**2))
+            answers = [int(800 * math.exp(prompt + rng.gauss(0, within))) for _ in range(8)]
+            groups.append(([], answers) if number < 20 else (answers, []))
+        p.append(lengths_of_groups(groups).metrics()[P])
+    assert sum(each < 0.01 for each in p) <= 2
+
+
+def test_a_preference_within_groups_and_one_of_groups_are_significant() -> None:
+    rng, within, whole = random.Random(2), [], []
+    for _ in range(200):
+        prompt = rng.gauss(0, 0.7)
+        answers = sorted(int(800 * math.exp(prompt + rng.gauss(0, 0.7))) for _ in range(8))
+        within.append((answers[:6], answers[6:]))
+        whole.append((answers, []) if prompt < 0.3 else ([], answers))
+    assert lengths_of_groups(within).metrics()[P] < 1e-9
+    assert lengths_of_groups(whole).metrics()[P] < 1e-6
+
+
 def test_the_asymptotic_p_values_are_those_of_published_tables() -> None:
     for scaled, p in ((1.2239, 0.10), (1.3581, 0.05), (1.6276, 0.01)):  # critical values of the distribution
         assert kolmogorov_p(scaled / 1e4, 1e8) == pytest.approx(p, rel=2e-3)
@@ -90,16 +124,32 @@ async def test_a_restarted_coordinator_continues_the_lengths(new_world: Any, tmp
     world.connect_all()
     await world.settle()
     rows = world.store.query(
-        "SELECT s.response_tokens, s.state FROM samples s JOIN groups g ON g.id = s.group_id"
+        "SELECT s.response_tokens, s.state, g.id FROM samples s JOIN groups g ON g.id = s.group_id"
         " WHERE g.kind = 'train' AND s.reward IS NOT NULL"
     )
-    trained = [row[0] for row in rows if row[1] == "trained"]
-    rest = [row[0] for row in rows if row[1] != "trained"]
-    assert len(trained) >= 12
-    assert world.run.lengths.metrics() == lengths(trained, rest).metrics()
+    groups: dict[str, tuple[list[int], list[int]]] = {}
+    for tokens, state, group in rows:
+        groups.setdefault(group, ([], []))[state != "trained"].append(tokens)
+    assert sum(len(trained) for trained, _ in groups.values()) >= 12
+    assert world.run.lengths.metrics() == lengths_of_groups(groups.values()).metrics()
     assert world.run.lengths.metrics()[CUT] == 0
     shown = {metric.name: metric.value for metric in status_of(world.run).metrics}
     assert {RATIO, P, CUT} <= shown.keys()
+
+
+async def test_a_restarted_coordinator_knows_scored_members_that_were_not_trained(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = new_world(job(steps=8, alpha=2, g=3, scheduling={"redundancy": {"members": 1}}), tmp_path)
+    await world.start()
+    world.connect_all()
+    while world.run.version < 4:
+        await world.some(1)
+    before = world.run.lengths._groups
+    world.kill_coordinator()
+    await world.start()
+    assert world.run.lengths._groups == before
+    assert before.trained < before.both < before.scored
 
 
 async def test_cut_answers_are_counted_also_by_the_next_coordinator(new_world: Any, tmp_path: Path) -> None:
@@ -115,10 +165,11 @@ async def test_cut_answers_are_counted_also_by_the_next_coordinator(new_world: A
         await world.some(1)
         if world.run.version >= 4:
             break
-    before = world.run.lengths._cut
+    before = world.run.lengths
     world.kill_coordinator()
     await world.start()
-    assert world.run.lengths._cut == before > 0
+    assert world.run.lengths._cut == before._cut > 0
+    assert world.run.lengths._groups == before._groups
     world.connect_all()
     await world.settle()
     (unscored,) = world.store.query(

@@ -2,6 +2,10 @@
 
 A selection by time (deadlines, redundant members, filters) can prefer short answers, which biases what is learned.
 Answers that were cut before their end are in neither group, because their length is not known: they are counted.
+
+The answers of a group belong to one prompt, so their lengths are related, and often the whole group is trained or not.
+The test then has as many independent lengths as there are groups, or as there are answers, or a number between them
+that depends on how strongly they are related: it takes the number that is least.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
+from rljob.ledger.recorded_lengths import GroupSums
 from rljob.ledger.step_metrics import Metrics
 
 EXACT_BITS = 8
@@ -23,26 +28,37 @@ class AnswerLengths:
         self._scored: Counter[int] = Counter()
         self._trained: Counter[int] = Counter()
         self._scored_tokens = self._trained_tokens = self._cut = 0
+        self._groups = GroupSums()
 
-    def score(self, tokens: int, samples: int = 1) -> None:
-        """Add answers of training that were scored."""
-        self._scored[_rounded(tokens)] += samples
-        self._scored_tokens += tokens * samples
+    def score(self, tokens: int, before: int) -> None:
+        """Add an answer of training that was scored; ``before``: scored answers of its group until then."""
+        self._add_scored(tokens, 1)
+        self._groups.scored += 2 * before + 1
 
-    def train(self, tokens: int, samples: int = 1) -> None:
+    def train(self, tokens: int, samples: int) -> None:
         """Add answers of an applied batch. They were added to the scored ones before."""
         self._trained[_rounded(tokens)] += samples
         self._trained_tokens += tokens * samples
+
+    def train_group(self, trained: int, scored: int) -> None:
+        """Add a group of an applied batch: its answers that were trained, and all that were scored."""
+        self._groups.trained += trained * trained
+        self._groups.both += trained * scored
+
+    def _add_scored(self, tokens: int, samples: int) -> None:
+        self._scored[_rounded(tokens)] += samples
+        self._scored_tokens += tokens * samples
 
     def cut(self, samples: int = 1) -> None:
         """Add answers that ended without a score although engines had begun with their group."""
         self._cut += samples
 
-    def restore(self, lengths: Iterable[tuple[int, int, int]], cut: int) -> None:
-        """Add (tokens, scored samples, those of them that were trained), and answers that were cut."""
+    def restore(self, lengths: Iterable[tuple[int, int, int]], groups: GroupSums, cut: int) -> None:
+        """Add (tokens, scored samples, those of them that were trained), their groups, and answers that were cut."""
         self.cut(cut)
+        self._groups = groups
         for tokens, scored, trained in lengths:
-            self.score(tokens, scored)
+            self._add_scored(tokens, scored)
             self.train(tokens, trained)
 
     def metrics(self) -> Metrics:
@@ -61,8 +77,8 @@ class AnswerLengths:
         }
 
     def _p(self, trained: int, scored: int) -> float:
-        """Return the p-value of trained against untrained answers, which are independent. Their largest distance is
-        scored / (scored - trained) times that of trained answers from all, which is what is measured here."""
+        """Return the p-value of trained against untrained answers. Their largest distance is scored / (scored -
+        trained) times that of trained answers from all, which is what is measured here."""
         distance, of_trained, of_scored = 0.0, 0, 0
         for length in sorted(self._scored):
             of_trained += self._trained[length]
@@ -71,7 +87,7 @@ class AnswerLengths:
         rest = scored - trained
         if rest <= 0:
             return 1.0
-        return kolmogorov_p(distance * scored / rest, trained * rest / scored)
+        return kolmogorov_p(distance * scored / rest, self._groups.effective_size(trained, rest))
 
 
 def _rounded(tokens: int) -> int:

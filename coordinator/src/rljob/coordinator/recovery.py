@@ -14,7 +14,7 @@ from rljob.coordinator.run import Run
 from rljob.coordinator.trajectory import Trajectory
 from rljob.ledger import queries
 from rljob.ledger.queries import GroupRecord, SampleRecord
-from rljob.ledger.recorded_lengths import cut_answers, scored_lengths
+from rljob.ledger.recorded_lengths import cut_answers, scored_groups, scored_lengths
 from rljob.ledger.sample_numbers import sample_number
 from rljob.ledger.states import OPEN
 from rljob.ledger.step_metrics import recorded_steps
@@ -99,8 +99,8 @@ def _recover_progress(run: Run) -> None:
         run.earlier.add(step, metrics)
         before.update({name: value for name, value in metrics.items() if name.startswith((ENGINE_SECONDS, EVENTS))})
     run.progress.before = dict(before)
-    greedy = run.scheduler.settings.greedy
-    run.lengths.restore(scored_lengths(run.ledger.query, greedy), cut_answers(run.ledger.query, greedy))
+    query, greedy = run.ledger.query, run.scheduler.settings.greedy
+    run.lengths.restore(scored_lengths(query, greedy), scored_groups(query, greedy), cut_answers(query, greedy))
     if run.progress.points:
         run.progress.seconds_before = run.progress.points[-1].seconds
 

@@ -355,6 +355,8 @@ class Run:
         timed = self.progress.time_step(step, self.trajectories.generated_tokens, self.weights.update_totals)
         # Before any write is queued: if it raises, the step is not partly recorded.
         measured = step_metrics(self.ledger.query, step, metrics, timed)
+        for group in self.scheduler.batches[step]:
+            self.lengths.train_group(len(group.scored), group.count_scored())
         self.end_samples(self.scheduler.trained(step))
         for tokens, samples in lengths_of_batch(self.ledger.query, step):
             self.lengths.train(tokens, samples)

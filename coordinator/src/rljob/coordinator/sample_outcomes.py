@@ -35,7 +35,7 @@ class SampleOutcomes:
         """Record the reward of a sample as its runner sent it, and the rewards of its turns."""
         run, sample, reward = self._run, trajectory.sample, message.reward
         if trajectory.kind is Kind.TRAIN and not sample.greedy:
-            run.lengths.score(trajectory.written)
+            run.lengths.score(trajectory.written, sample.group.count_scored())
         run.trajectories.done(sample.id)
         for role, logprobs in message.logprobs.items():
             run.ledger.record_logprobs(sample.id, role, logprobs)

@@ -79,6 +79,10 @@ class Group:
         """Its samples with a reward that have not ended, without the greedy answer."""
         return [s for s in self.samples if s.reward is not None and s.end is None and not s.greedy]
 
+    def count_scored(self) -> int:
+        """Return how many of its samples have a reward, also those that have ended, without the greedy answer."""
+        return sum(s.reward is not None and not s.greedy for s in self.samples)
+
     @property
     def baseline(self) -> Sample | None:
         """Its greedy answer, if it has one that has not ended."""
