@@ -679,6 +679,20 @@ async def exits(context: Context) -> Score:
     sys.exit("enough")
 
 
+def exits_in_a_task(error: BaseException) -> Loop:
+    """Return a loop that starts a task, which raises ``error``: the parser of a tool's arguments calls sys.exit."""
+
+    async def tool() -> None:
+        raise error
+
+    async def loop(context: Context) -> Score:
+        await context.generate(context.prompt.token_ids)
+        await asyncio.gather(tool())
+        raise AssertionError("this is not reached")
+
+    return loop
+
+
 class OddError(BaseException):
     """An exception that is no Exception."""
 
@@ -750,6 +764,9 @@ async def gives_tokens_as_a_list(context: Context) -> Score:
         (cancels_itself, TURNS[:1], "the loop was cancelled"),
         (exits, [], "SystemExit: enough"),
         *((raises(error), TURNS[:1], reason) for error, reason in ODD),
+        (exits_in_a_task(SystemExit(2)), TURNS[:1], "a task of its loop raised SystemExit: 2"),
+        (exits_in_a_task(KeyboardInterrupt()), TURNS[:1], "a task of its loop raised KeyboardInterrupt"),
+        (exits_in_a_task(OddError("odd")), TURNS[:1], "OddError: odd"),
         (raises(asyncio.CancelledError()), TURNS[:1], "the loop was cancelled"),
         (raises(ValueError("x" * 5000)), TURNS[:1], f"ValueError: {'x' * 4083}…"),
         (awaits_what_was_cancelled, [], "awaited a task that was cancelled"),

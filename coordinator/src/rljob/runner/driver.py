@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +23,7 @@ from rljob.runner.data import SPLITS
 from rljob.runner.group_filter import FilteredGroups, GroupFilter
 from rljob.runner.leased_trajectory import Codec, LeasedTrajectory, TaskRuntime
 from rljob.runner.prompts import PromptSource
+from rljob.runner.sample_tasks import RunningSample, make_task
 
 CAPACITY = 4096
 
@@ -38,6 +40,7 @@ class RunnerDriver:
         held_out: task name → number of rows of its held-out split; tasks with endless splits are absent.
         filters: task name → user-written group filter, of the tasks that have one.
         capacity: trajectories of training that it drives at a time, and as many of evaluations.
+        running: has the sample whose code runs.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class RunnerDriver:
         held_out: dict[str, int],
         filters: Mapping[str, GroupFilter] = MappingProxyType({}),
         capacity: int = CAPACITY,
+        running: RunningSample | None = None,
     ) -> None:
         self._instance = instance
         self._runtimes = runtimes
@@ -58,6 +62,7 @@ class RunnerDriver:
         self._held_out = held_out
         self._trajectories: dict[str, LeasedTrajectory] = {}
         self._capacity = capacity
+        self._running = running or RunningSample()
         self._link = connect(self._register)
         self._groups = FilteredGroups(filters, self._link.send)
 
@@ -67,6 +72,7 @@ class RunnerDriver:
         Raises:
             RefusedError: the coordinator rejects this runner permanently.
         """
+        asyncio.get_running_loop().set_task_factory(make_task)
         async for message in self._link.messages():
             match message:
                 case LeaseTrajectory():
@@ -125,7 +131,7 @@ class RunnerDriver:
             self._link.send(TrajectoryFailed(lease.sample, reason, lease.attempt, lease.lease))
         else:
             self._trajectories[lease.sample] = LeasedTrajectory(
-                lease, self._runtimes[lease.task], self._prompts, self._codec, self._link.send
+                lease, self._runtimes[lease.task], self._prompts, self._codec, self._link.send, self._running
             )
 
     def _acknowledge(self, sample: str) -> None:

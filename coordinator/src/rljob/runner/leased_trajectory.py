@@ -32,6 +32,7 @@ from rljob.runner.pools.leased_questions import NO_POOLS, LeasedQuestions, PoolR
 from rljob.runner.pools.sample_logprobs import sample_logprobs
 from rljob.runner.prompts import Prompt, PromptSource
 from rljob.runner.reward_routing import SampleScorer
+from rljob.runner.sample_tasks import Owner, RunningSample, start_for
 from rljob.runner.trajectory_result import scored_message
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class LeasedTrajectory:
         prompts: shared by all trajectories.
         codec: the policy's tokenizer.
         send: sends a message to the coordinator.
+        running: has the sample while its code runs.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class LeasedTrajectory:
         prompts: PromptSource,
         codec: Codec,
         send: Callable[[object], None],
+        running: RunningSample | None = None,
     ) -> None:
         self.leased = lease
         self.runtime = runtime
@@ -122,7 +125,7 @@ class LeasedTrajectory:
         self._loop = asyncio.get_running_loop()
         self._stalls_at = math.inf  # time of the event loop
         self._watchdog: asyncio.TimerHandle | None = None
-        self._task = asyncio.create_task(self._run())
+        self._task = start_for(Owner.of(running or RunningSample(), lease.sample, lease.lease), self._run())
 
     @property
     def lease(self) -> int:
