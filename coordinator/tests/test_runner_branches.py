@@ -24,7 +24,7 @@ from rljob.protocol.runner_protocol import (
 from rljob.protocol.score_messages import Score
 from rljob.protocol.turn_states import state_digest
 from rljob.runner.context import Context
-from rljob.runner.leased_trajectory import LeasedTrajectory, TaskRuntime
+from rljob.runner.leased_trajectory import MOST_OPEN_TURNS, LeasedTrajectory, TaskRuntime
 from rljob.runner.loops import Loop
 from rljob.runner.prompts import Prompt
 
@@ -72,6 +72,7 @@ class Play:
 
     def __init__(self, loop: Loop, turns: list[TurnTokens] | None = None) -> None:
         self.sent: list[Any] = []
+        self.answers = True
         self.reward = Reward()
         self.turns: dict[tuple[int, str], TurnTokens] = {(turn.turn, turn.branch): turn for turn in turns or []}
         self.asked: list[tuple[int, str]] = []
@@ -82,14 +83,14 @@ class Play:
     async def run(self, choose: Callable[[list[GenerateRequest]], int] = lambda open_: 0) -> Any:
         """Return the result."""
         open_: list[GenerateRequest] = []
-        for _ in range(200):
+        for _ in range(MOST_OPEN_TURNS + 200):
             await asyncio.sleep(0)
             sent, self.sent[:] = list(self.sent), []
             for message in sent:
                 if not isinstance(message, GenerateRequest):
                     return message
                 open_.append(message)
-            if open_ and not sent:
+            if open_ and not sent and self.answers:
                 self.answer(open_.pop(choose(open_)))
         raise AssertionError("the loop does not end")
 
@@ -256,9 +257,25 @@ async def ever_deeper(context: Context) -> Score:
     return Score(context.sample, 0.0)
 
 
+async def too_many_at_a_time(context: Context) -> Score:
+    branches = [context.branch() for _ in range(MOST_OPEN_TURNS + 1)]
+    await asyncio.gather(*(branch.generate(context.prompt.token_ids) for branch in branches))
+    return Score(context.sample, 0.0)
+
+
+async def without_end(context: Context) -> Score:
+    """Ask without a look at the errors."""
+    asked = []
+    while True:
+        asked.append(asyncio.gather(context.branch().generate(context.prompt.token_ids), return_exceptions=True))
+        await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize(
     ("loop", "message"),
     [
+        (too_many_at_a_time, "its loop asks for more than 256 turns at a time; await some before the next ones"),
+        (without_end, "its loop asks for more than 256 turns at a time; await some before the next ones"),
         (a_branch_while_it_generates, "the loop makes a branch while turn 0 is generated"),
         (two_turns_of_one_branch, "asks for another turn while turn 0 is generated"),
         (returns_before_a_branch, "its loop returned while turn 0 of branch 0.1 was generated"),
@@ -270,8 +287,26 @@ async def ever_deeper(context: Context) -> Score:
     ],
 )
 async def test_a_loop_that_misuses_branches_fails_its_sample(loop: Loop, message: str) -> None:
-    result = await Play(loop).run(lambda open_: 0)
+    play = Play(loop)
+    play.answers = loop is not without_end
+    result = await play.run()
     assert isinstance(result, TrajectoryFailed) and message in result.reason and len(result.reason) < 200
+
+
+async def test_a_loop_of_as_many_turns_at_a_time_as_allowed_is_scored() -> None:
+    async def waves(context: Context) -> Score:
+        for _ in range(2):
+            branches = [context.branch() for _ in range(MOST_OPEN_TURNS)]
+            await asyncio.gather(*(branch.generate(context.prompt.token_ids) for branch in branches))
+        return await branches[0].score("both", "stop")
+
+    play, results = Play(waves), []
+    for _ in range(20):
+        await asyncio.sleep(0)
+        sent, play.sent[:] = list(play.sent), []
+        for message in sent:
+            play.answer(message) if isinstance(message, GenerateRequest) else results.append(message)
+    assert [type(result) for result in results] == [TrajectoryScored] and len(play.asked) == 2 * MOST_OPEN_TURNS
 
 
 async def test_a_branch_with_another_context_than_before_fails_its_sample() -> None:

@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 MOST_REASON = 4096
 """Characters of the reason of a failed sample: all trajectories share the connection that sends it."""
 
+MOST_OPEN_TURNS = 256
+"""Of a sample, at a time. Its requests precede those of younger samples; without a limit one loop could stop them."""
+
 
 class Codec(Protocol):
     """Encodes and decodes text, as :class:`rljob.runner.tokenizer.TextCodec` does."""
@@ -187,10 +190,14 @@ class LeasedTrajectory:
         """Send the request of a turn; return the answer.
 
         Raises:
-            TrajectoryError: the trajectory has ended.
+            TrajectoryError: the trajectory has ended, or this is a turn too many.
         """
         if self.finished or self._cancelled:
             raise TrajectoryError("the loop asks for a turn after the end of its trajectory")
+        if len(self._requests) >= MOST_OPEN_TURNS:
+            reason = f"its loop asks for more than {MOST_OPEN_TURNS} turns at a time; await some before the next ones"
+            self._give_up(reason)  # the loop may not await the task that asks
+            raise TrajectoryError(reason)
         key = (request.turn, request.branch)
         self._requests[key] = request
         answer: asyncio.Future[GenerateResult | TurnTokens] = self._loop.create_future()
@@ -237,7 +244,7 @@ class LeasedTrajectory:
             self._watchdog = None
 
     def _check_stall(self) -> None:
-        """Fail the sample of a loop that hangs. Its task may ignore the cancellation, so nothing waits for it."""
+        """Fail the sample of a loop that hangs."""
         self._watchdog = None
         if self._stalls_at == math.inf:
             return
@@ -245,8 +252,7 @@ class LeasedTrajectory:
             self._watchdog = self._loop.call_at(self._stalls_at, self._check_stall)
             return
         seconds = self.runtime.stall_seconds
-        self._fail(f"its loop made no call for {seconds:g} s; raise failurePolicy.stallSeconds, or correct the loop")
-        self._task.cancel()
+        self._give_up(f"its loop made no call for {seconds:g} s; raise failurePolicy.stallSeconds, or correct the loop")
 
     async def _run(self) -> None:
         lease, context = self.leased, BranchContext(self)  # not kept: cycles would occupy memory until a collection
@@ -315,6 +321,11 @@ class LeasedTrajectory:
         return scored_message(
             self.leased, score, self.credits, self.scores, self.states, lambda last: context.answer(self._turns[last])
         )
+
+    def _give_up(self, reason: str) -> None:
+        """Fail the sample and end its loop, whose task may ignore the cancellation: nothing waits for it."""
+        self._fail(reason)
+        self._task.cancel()
 
     def _fail(self, reason: str) -> None:
         if len(reason) > MOST_REASON:
