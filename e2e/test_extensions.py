@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -298,3 +299,20 @@ def test_a_group_filter_that_fails_ends_its_groups_and_the_run_continues(workspa
         (f"{name} raised RuntimeError: a licence is missing", 4),
         (f"{name} returned None; return True or False", 4),
     ]
+
+
+@pytest.mark.skipif(not os.environ.get("RLJOB_THOROUGH"), reason="waits for three hangs of two seconds; make thorough")
+def test_a_loop_that_blocks_or_ends_its_runner_fails_its_sample_only(workspace: Workspace) -> None:
+    loop = {"loop": "wrong.loops:ends_its_runner"}
+    run = workspace.run("ends-its-runner", tasks=loop, failurePolicy={"hangSeconds": 2}).check()
+    reasons = dict(run.rows("SELECT id, reason FROM samples JOIN failures ON samples.number = sample_number"))
+    place = r"\(.*wrong/loops.py:\d+\)"
+    ended = "its loop ended 3 processes of runners; the last time it"
+    patterns = {
+        "g0.1": rf"{ended} blocked the event loop of its runner for more than 1 s, in ends_its_runner {place}",
+        "g1.0": rf"{ended} called os\._exit, in ends_its_runner {place}",
+        "g2.3": r"a task of its loop raised SystemExit: 2",
+    }
+    assert reasons.keys() == patterns.keys()
+    for sample, pattern in patterns.items():
+        assert re.fullmatch(pattern, reasons[sample]), reasons[sample]

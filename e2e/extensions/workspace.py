@@ -121,6 +121,6 @@ def manifest(page: dict[str, Any], name: str, fields: dict[str, dict[str, Any]])
     spec["tasks"] = [{**task, "loop": "single_turn", "groupFilter": {}}]
     spec["rewards"] = [{"name": task["reward"], "builtin": "exact_match"}]
     for section, changed in fields.items():
-        old = spec[section]
+        old = spec.get(section, {})
         spec[section] = [{**old[0], **changed}] if isinstance(old, list) else {**old, **changed}
     return {**page, "metadata": {"name": name}, "spec": spec}

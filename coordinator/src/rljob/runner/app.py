@@ -14,7 +14,7 @@ from types import MappingProxyType
 from rljob.api.algorithm_presets import model_pools
 from rljob.api.tasks import Task
 from rljob.protocol.coordinator_link import CoordinatorLink
-from rljob.protocol.health_probe import record_ready
+from rljob.protocol.health_probe import HEARTBEAT, record_ready
 from rljob.protocol.heartbeat import beating
 from rljob.protocol.runner_protocol import ToRunner
 from rljob.runner.agents.agent_endpoint import AgentEndpoint
@@ -27,6 +27,7 @@ from rljob.runner.leased_episode import EnvironmentRuntime
 from rljob.runner.leased_trajectory import TaskRuntime
 from rljob.runner.pools.leased_questions import PoolRuntime
 from rljob.runner.pools.pool_client import PoolClient
+from rljob.runner.process_record import recording
 from rljob.runner.prompts import PromptCache
 from rljob.runner.reward_routing import scorer_of
 from rljob.runner.scoring import RewardClient
@@ -65,7 +66,12 @@ async def serve(
     _check_addresses("RLJOB_ENVIRONMENT_URLS: environment", [e.name for e in spec.environments], environment_urls)
     _check_addresses("RLJOB_POOL_URLS: pool", [pool.name for pool in spec.frozen_pools], pool_urls)
     prompts = PromptCache(prepared.sources, prepared.maker, spec.failure_policy.stall_seconds)
-    async with service_session() as session, _agent_endpoint(prepared) as endpoint:
+    late_seconds = spec.failure_policy.hang_seconds / 2  # well before the process is killed
+    async with (
+        service_session() as session,
+        _agent_endpoint(prepared) as endpoint,
+        recording(os.environ.get(HEARTBEAT), late_seconds) as record,
+    ):
         rewards = {
             reward.name: RewardClient(reward, reward_urls[reward.name], session, "" if reward.url else reward_token)
             for reward in spec.rewards
@@ -90,6 +96,7 @@ async def serve(
             prepared.codec,
             {name: size for name, size in held_out.items() if size is not None},
             _group_filters(prepared),
+            record=record,
         )
         reachable = [
             asyncio.create_task(rewards[reward.name].wait_until_reachable()) for reward in spec.rewards if reward.url

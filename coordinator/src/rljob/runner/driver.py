@@ -22,8 +22,9 @@ from rljob.protocol.runner_protocol import (
 from rljob.runner.data import SPLITS
 from rljob.runner.group_filter import FilteredGroups, GroupFilter
 from rljob.runner.leased_trajectory import Codec, LeasedTrajectory, TaskRuntime
+from rljob.runner.process_record import ProcessRecord
 from rljob.runner.prompts import PromptSource
-from rljob.runner.sample_tasks import RunningSample, make_task
+from rljob.runner.sample_tasks import make_task
 
 CAPACITY = 4096
 
@@ -40,7 +41,7 @@ class RunnerDriver:
         held_out: task name → number of rows of its held-out split; tasks with endless splits are absent.
         filters: task name → user-written group filter, of the tasks that have one.
         capacity: trajectories of training that it drives at a time, and as many of evaluations.
-        running: has the sample whose code runs.
+        record: of this process.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class RunnerDriver:
         held_out: dict[str, int],
         filters: Mapping[str, GroupFilter] = MappingProxyType({}),
         capacity: int = CAPACITY,
-        running: RunningSample | None = None,
+        record: ProcessRecord | None = None,
     ) -> None:
         self._instance = instance
         self._runtimes = runtimes
@@ -62,7 +63,7 @@ class RunnerDriver:
         self._held_out = held_out
         self._trajectories: dict[str, LeasedTrajectory] = {}
         self._capacity = capacity
-        self._running = running or RunningSample()
+        self._record = record or ProcessRecord()
         self._link = connect(self._register)
         self._groups = FilteredGroups(filters, self._link.send)
 
@@ -108,6 +109,7 @@ class RunnerDriver:
                 self._capacity,
                 {name: t.lease for name, t in self._trajectories.items()},
                 self._held_out,
+                self._record.before,
             ),
             *pending,
             *self._groups.pending,
@@ -131,7 +133,7 @@ class RunnerDriver:
             self._link.send(TrajectoryFailed(lease.sample, reason, lease.attempt, lease.lease))
         else:
             self._trajectories[lease.sample] = LeasedTrajectory(
-                lease, self._runtimes[lease.task], self._prompts, self._codec, self._link.send, self._running
+                lease, self._runtimes[lease.task], self._prompts, self._codec, self._link.send, self._record.running
             )
 
     def _acknowledge(self, sample: str) -> None:

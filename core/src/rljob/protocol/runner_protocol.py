@@ -11,15 +11,25 @@ from rljob.protocol.shared_messages import Message, Reject
 # --- runner -> coordinator --------------------------------------------------------------------------------------------
 
 
+class RunnerEnd(msgspec.Struct, array_like=True):
+    """How code of a sample ended a process of a runner, or blocked it until it was killed. ``how``: a part of a
+    sentence about the sample's loop."""
+
+    sample: str
+    lease: int  # of the LeaseTrajectory
+    how: str
+
+
 class RegisterRunner(Message):
     """First message of a runner's connection. ``driving`` are its trajectories: sample → lease. ``held_out`` are the
     sizes of the tasks' held-out splits in rows; a task not named has endless ones. After the last row of a split its
-    first row follows."""
+    first row follows. ``before``: how the process before this one ended, if code of a sample ended it."""
 
     instance: str
     capacity: int  # trajectories of training that it takes at a time, and as many of evaluations
     driving: dict[str, int]
     held_out: dict[str, int] = {}
+    before: RunnerEnd | None = None
 
 
 class GenerateRequest(Message):
