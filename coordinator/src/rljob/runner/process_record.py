@@ -20,20 +20,20 @@ import mmap
 import os
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 
 from rljob.protocol.exit_codes import FAILURE
 from rljob.protocol.runner_protocol import RunnerEnd
-from rljob.runner.sample_tasks import NOBODY, OWNER, RECORD_BYTES, RunningSample, read_owner
+from rljob.runner.sample_tasks import OWNER, RECORD_BYTES, RunningSample, read_record
 
 log = logging.getLogger(__name__)
 
 CHECKS = 4
 """Of the event loop in the time after which it is late."""
-MOST_TRACEBACK = 65536
+MOST_TRACEBACK = 1 << 20
 """Bytes of a traceback that are read."""
 _FATAL = re.compile(r"Fatal Python error: (.*)")
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (\S+)')
@@ -63,7 +63,7 @@ async def recording(heartbeat: str | None, late_seconds: float) -> AsyncIterator
     with ExitStack() as stack:
         try:
             before = read_end(heartbeat, late_seconds)
-            record, trace = stack.enter_context(_mapped(sample)), stack.enter_context(FileIO(traceback, "a"))
+            record, trace = _mapped(sample), stack.enter_context(FileIO(traceback, "a"))
             trace.truncate(0)
         except OSError as error:  # the runner works without
             log.warning("how this process ends cannot be recorded: %s", error)
@@ -83,18 +83,19 @@ def read_end(heartbeat: str, late_seconds: float) -> RunnerEnd | None:
     traceback = _read(path).decode(errors="replace")
     if not traceback:
         return None
-    owner = read_owner(_read(sample))
-    if owner is None:
-        log.error("the process before this one was late, or crashed, while no code of a sample ran\n%s", traceback)
-        return None
+    owner, how = read_record(_read(sample)), "it called os._exit"
     if fatal := _FATAL.search(traceback):
         how = f"it crashed its runner ({fatal[1]})"
     elif traceback.startswith("Timeout"):
-        how = f"it blocked the event loop of its runner for more than {late_seconds:g} s"
-    else:
-        how = "it called os._exit"
-    log.error("sample %s ended the process before this one: %s\n%s", owner[0], how, traceback)
-    return RunnerEnd(*owner, f"{how}{_place(traceback)}")
+        blocked = path.stat().st_mtime - owner.since if owner is not None else 0.0
+        how = f"it blocked the event loop of its runner for {blocked:.3g} s"
+        if blocked < late_seconds / 2:
+            owner = None  # the code of several samples, one after the other, made the event loop late
+    if owner is None:
+        log.error("the process before this one was late, or crashed, but not by the code of one sample\n%s", traceback)
+        return None
+    log.error("sample %s ended the process before this one: %s\n%s", owner.sample, how, traceback)
+    return RunnerEnd(owner.sample, owner.lease, f"{how}{_place(traceback)}")
 
 
 def _paths(heartbeat: str) -> tuple[Path, Path]:
@@ -118,11 +119,11 @@ def _place(traceback: str) -> str:
     return ""
 
 
-@contextmanager
-def _mapped(path: Path) -> Iterator[mmap.mmap]:
-    path.write_bytes(NOBODY)  # all of it, so that a full disk is an error here and not of a later write to memory
-    with path.open("r+b") as file, closing(mmap.mmap(file.fileno(), RECORD_BYTES)) as record:
-        yield record
+def _mapped(path: Path) -> mmap.mmap:
+    """Return the mapped file. It stays mapped as long as tasks of samples refer to it."""
+    path.write_bytes(bytes(RECORD_BYTES))  # a full disk is an error here, and not of a later write to memory
+    with path.open("r+b") as file:
+        return mmap.mmap(file.fileno(), RECORD_BYTES)
 
 
 @contextmanager
@@ -153,7 +154,7 @@ def _traced(trace: FileIO, late_seconds: float) -> Iterator[None]:
 async def _watch(trace: FileIO, late_seconds: float) -> None:
     """Log where the event loop was late, once it runs again."""
     while True:
-        faulthandler.dump_traceback_later(late_seconds, file=trace)
+        faulthandler.dump_traceback_later(late_seconds, repeat=True, file=trace)
         await asyncio.sleep(late_seconds / CHECKS)
         faulthandler.cancel_dump_traceback_later()
         if os.fstat(trace.fileno()).st_size:

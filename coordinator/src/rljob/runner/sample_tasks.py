@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+import struct
+import time
 from collections.abc import Coroutine, Generator
 from contextvars import ContextVar, copy_context
 from typing import Any, NamedTuple
@@ -16,13 +18,14 @@ from typing import Any, NamedTuple
 from rljob.runner.context import TrajectoryError
 from rljob.runner.error_text import described_error
 
-RECORD_BYTES = 64
-"""Of a record: number of the lease, a space, and the sample, padded with zeros."""
-NOBODY = bytes(RECORD_BYTES)
+_RECORD = struct.Struct("56sd")
+"""Number of the lease, a space, and the sample; Unix time."""
+RECORD_BYTES = _RECORD.size
+NOBODY = b""
 
 
 class RunningSample:
-    """The sample whose code the event loop runs now, written to ``record`` before the code runs."""
+    """The sample whose code the event loop runs now, and since when, written to ``record`` before the code runs."""
 
     def __init__(self, record: bytearray | mmap.mmap | None = None) -> None:
         self._record = bytearray(RECORD_BYTES) if record is None else record
@@ -31,8 +34,25 @@ class RunningSample:
     def replace(self, owner: bytes) -> bytes:
         """Record an owner of the event loop; return the one before."""
         before, self._now = self._now, owner
-        self._record[:RECORD_BYTES] = owner
+        _RECORD.pack_into(self._record, 0, owner, time.time())
         return before
+
+
+class Recorded(NamedTuple):
+    """What a record has. ``since``: Unix time at which the event loop began to run code of the sample."""
+
+    sample: str
+    lease: int
+    since: float
+
+
+def read_record(record: bytes) -> Recorded | None:
+    """Return what a record has; None if no sample is in it."""
+    if len(record) != RECORD_BYTES:
+        return None
+    owner, since = _RECORD.unpack(record)
+    lease, _, sample = owner.rstrip(b"\0").decode(errors="replace").partition(" ")
+    return Recorded(sample, int(lease), since) if sample and lease.isdecimal() else None
 
 
 class Owner(NamedTuple):
@@ -44,16 +64,10 @@ class Owner(NamedTuple):
     @staticmethod
     def of(running: RunningSample, sample: str, lease: int) -> Owner:
         """Return the owner of the tasks of a leased sample."""
-        return Owner(running, f"{lease} {sample}".encode()[:RECORD_BYTES].ljust(RECORD_BYTES, b"\0"))
+        return Owner(running, f"{lease} {sample}".encode())
 
 
 OWNER: ContextVar[Owner | None] = ContextVar("owner of tasks", default=None)
-
-
-def read_owner(record: bytes) -> tuple[str, int] | None:
-    """Return the sample and the lease of a record; None if no sample is in it."""
-    lease, _, sample = record.rstrip(b"\0").decode(errors="replace").partition(" ")
-    return (sample, int(lease)) if sample and lease.isdecimal() else None
 
 
 class _SampleSteps(Coroutine[Any, Any, Any]):
