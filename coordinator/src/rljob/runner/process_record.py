@@ -5,10 +5,10 @@ two files beside the heartbeat, which outlive the process, have what the next on
 
 - ``.sample``: whose code runs now (:mod:`rljob.runner.sample_tasks`). It is mapped into memory and written before the
   code runs.
-- ``.traceback``: where the code is. It is empty until the event loop is late, or the process crashes or calls os._exit.
-  faulthandler writes it from a thread that does not need the interpreter, or from a signal handler.
+- ``.traceback``: where the code is. It is empty until the event loop is late, or the process crashes. faulthandler
+  writes it from a thread that does not need the interpreter, or from a signal handler.
 
-SIGKILL alone leaves the second file empty: a process that is killed at random, or stopped, names no sample.
+Without a traceback no sample is named: a process may be killed at random, or stopped.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 
-from rljob.protocol.exit_codes import FAILURE
 from rljob.protocol.runner_protocol import RunnerEnd
-from rljob.runner.sample_tasks import OWNER, RECORD_BYTES, RunningSample, read_record
+from rljob.runner.sample_tasks import RECORD_BYTES, RunningSample, read_record
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +82,10 @@ def read_end(heartbeat: str, late_seconds: float) -> RunnerEnd | None:
     traceback = _read(path).decode(errors="replace")
     if not traceback:
         return None
-    owner, how = read_record(_read(sample)), "it called os._exit"
+    owner = read_record(_read(sample))
     if fatal := _FATAL.search(traceback):
         how = f"it crashed its runner ({fatal[1]})"
-    elif traceback.startswith("Timeout"):
+    else:
         blocked = path.stat().st_mtime - owner.since if owner is not None else 0.0
         how = f"it blocked the event loop of its runner for {blocked:.3g} s"
         if blocked < late_seconds / 2:
@@ -128,25 +127,13 @@ def _mapped(path: Path) -> mmap.mmap:
 
 @contextmanager
 def _traced(trace: FileIO, late_seconds: float) -> Iterator[None]:
-    """Write to ``trace`` when this process crashes or calls os._exit, or its event loop is late."""
-    process, end = os.getpid(), os._exit
-
-    def end_recorded(status: int) -> None:
-        owner = OWNER.get()
-        if owner is not None and os.getpid() == process:  # a child that was forked may end itself
-            owner.running.replace(owner.name)
-            faulthandler.dump_traceback(trace, all_threads=False)
-            status = FAILURE  # other codes have a meaning for the supervisor
-        end(status)
-
+    """Write to ``trace`` when this process crashes, or its event loop is late."""
     faulthandler.enable(trace)
-    os._exit = end_recorded  # type: ignore[assignment]  # it returns never
     watch = asyncio.get_running_loop().create_task(_watch(trace, late_seconds))
     try:
         yield
     finally:
         watch.cancel()
-        os._exit = end
         faulthandler.cancel_dump_traceback_later()
         faulthandler.disable()
 
