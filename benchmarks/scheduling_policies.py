@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
+from rljob.coordinator.engines import EngineRecord
 from rljob.coordinator.run import Run
 from rljob.protocol.score_messages import Score
 from rljob.runner.context import Context
 from rljob.runner.loops import Loop
-from rljob.scheduling.dispatch import Load, Request, RequestKind, RequestQueue
+from rljob.scheduling.dispatch import RequestQueue
+from rljob.scheduling.engine_ranks import EngineRanks
+from rljob.scheduling.request import Request, RequestKind
 from rljob.scheduling.scheduler import Scheduler
 
 
@@ -29,11 +32,11 @@ def use_whole_batches(run: Run) -> None:
     run.scheduler = WholeBatches(run.scheduler.settings, run.scheduler.mixture)
 
 
-class GroupsOnOneEngine(RequestQueue):
+class GroupsOnOneEngine(RequestQueue[EngineRecord]):
     """Sends all requests of a group to one engine: of those with the fewest groups, the first."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, engines: EngineRanks[EngineRecord]) -> None:
+        super().__init__(engines)
         self._waiting: list[Request] = []
         self._groups: Counter[str] = Counter()  # engine → groups
 
@@ -43,10 +46,11 @@ class GroupsOnOneEngine(RequestQueue):
         self._waiting.append(request)
 
     def assign(
-        self, engines: Iterable[Load], eligible: Callable[[Load, RequestKind], bool], start_groups: bool = True
-    ) -> Iterator[tuple[Request, Load]]:
+        self, eligible: Callable[[EngineRecord, RequestKind], bool], start_groups: bool = True
+    ) -> Iterator[tuple[Request, EngineRecord]]:
         """Yield (request, engine) for each assignment."""
-        by_name = {engine.instance: engine for engine in engines}
+        self.engines.refresh()
+        by_name = {engine.instance: engine for engine in self.engines.available()}
         waiting, self._waiting = sorted(self._waiting, key=lambda request: request.order), []
         for request in waiting:
             able = [name for name, engine in by_name.items() if eligible(engine, request.kind)]
@@ -57,7 +61,8 @@ class GroupsOnOneEngine(RequestQueue):
                     name = min(able, key=lambda name: (self._groups[name], name))
                     self._groups[name] += 1
                     request.prefix.home = by_name[name]
-                engine = by_name[request.prefix.home.instance]
+                engine = self.engines.member(request.prefix.home)
+                assert engine is not None
                 engine.add(request)
                 self.cancel(request)
                 yield request, engine
@@ -65,7 +70,7 @@ class GroupsOnOneEngine(RequestQueue):
 
 def use_groups_on_one_engine(run: Run) -> None:
     """Replace the queue of a run."""
-    run.trajectories.queue = GroupsOnOneEngine()
+    run.trajectories.queue = GroupsOnOneEngine(run.engines.ranks)
 
 
 def environment_loop(turns: int, seconds: Callable[[str, int], float], together: int = 0) -> Loop:

@@ -18,7 +18,7 @@ from rljob.coordinator.status_report import status_of
 from rljob.coordinator.tracking import TrackingWriter, finish
 from rljob.protocol import agent_protocol as m
 from rljob.protocol.agent_protocol import HEARTBEAT_SECONDS
-from rljob.scheduling.dispatch import Request, SharedPrefix
+from rljob.scheduling.request import Request, SharedPrefix
 
 
 class Clock:

@@ -83,7 +83,7 @@ from rljob.protocol.trainer_protocol import (
     WeightGroupReady,
     WeightsSent,
 )
-from rljob.scheduling.dispatch import RequestKey
+from rljob.scheduling.request import RequestKey
 
 TENSORS = [ParameterMeta("weight", "float32", [2, 3])]
 TENSORS_DIGEST = tensors_digest(TENSORS)

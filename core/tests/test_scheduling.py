@@ -18,10 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob.scheduling import dispatch
-from rljob.scheduling.dispatch import EngineLoad, Request, RequestQueue, SharedPrefix
+from rljob.scheduling.dispatch import RequestQueue
+from rljob.scheduling.engine_ranks import EngineRanks
 from rljob.scheduling.filters import GroupFilter
 from rljob.scheduling.groups import Ended, Group, Sample
 from rljob.scheduling.mixture import HOPELESS, Mixture
+from rljob.scheduling.request import EngineLoad, Request, SharedPrefix
 from rljob.scheduling.scheduler import Scheduler, Settings
 
 ABOVE_0 = GroupFilter(min_mean=0.5)
@@ -484,9 +486,24 @@ def loaded(name: str, slots: int, requests: int) -> EngineLoad:
     return engine
 
 
-def queue_of(groups: int, members: int) -> RequestQueue:
+def new_queue() -> RequestQueue[EngineLoad]:
+    """Return a queue without requests and engines."""
+    return RequestQueue(EngineRanks[EngineLoad]())
+
+
+def set_engines(queue: RequestQueue[EngineLoad], engines: list[EngineLoad]) -> None:
+    """Have exactly these engines get the requests of a queue."""
+    queue.engines.refresh()
+    for engine in [each for each in queue.engines.available() if each not in engines]:
+        queue.engines.remove(engine)
+    for engine in engines:
+        if queue.engines.member(engine) is None:
+            queue.engines.add(engine)
+
+
+def queue_of(groups: int, members: int) -> RequestQueue[EngineLoad]:
     """Return a queue of requests of 100 tokens, named GROUP.MEMBER."""
-    queue = RequestQueue()
+    queue = new_queue()
     for group in range(groups):
         prefix = SharedPrefix()
         for member in range(members):
@@ -494,9 +511,12 @@ def queue_of(groups: int, members: int) -> RequestQueue:
     return queue
 
 
-def drain(queue: RequestQueue, engines: list[EngineLoad], start_groups: bool = True) -> list[tuple[str, str]]:
+def drain(
+    queue: RequestQueue[EngineLoad], engines: list[EngineLoad], start_groups: bool = True
+) -> list[tuple[str, str]]:
     """Assign what can be assigned; return (sample, engine) in order."""
-    assigned = queue.assign(engines, lambda engine, kind: True, start_groups)
+    set_engines(queue, engines)
+    assigned = queue.assign(lambda engine, kind: True, start_groups)
     return [(request.key[0], engine.instance) for request, engine in assigned]
 
 
@@ -518,7 +538,7 @@ def test_while_slots_are_free_members_follow_each_other_as_far_as_the_prefix_cos
 ) -> None:
     """Four requests of 100 tokens, and four engines that run one each. An engine that is ahead of the others by no more
     than the tokens of the prefix gets the next one, too."""
-    queue, prefix = RequestQueue(), SharedPrefix()
+    queue, prefix = new_queue(), SharedPrefix()
     for member in range(4):
         key = (f"g0.{member}", 0, 0)
         queue.put(Request(key, prefix, (1, 0, member), 100, prefix_tokens=prefix_tokens))
@@ -553,7 +573,7 @@ def test_the_next_turn_goes_to_the_engine_of_the_previous_one_unless_another_one
     queue = queue_of(1, 1)
     queue.put(Request(("t", 1, 0), SharedPrefix(), (1, -1, 0), 100, previous=loaded("gone", 4, 0)))
     assert drain(queue, [loaded("three", 4, 3)]) == [("t", "three"), ("g0.0", "three")], "its engine is gone"
-    queue = RequestQueue()
+    queue = new_queue()
     queue.put(Request(("u", 1, 0), SharedPrefix(), (1, 9, 0), 100, previous=one))
     assert drain(queue, [one, loaded("free", 4, 0)]) == [("u", "free")], "one could only hold it"
     assert queue.turns.share == 0.0
@@ -562,7 +582,7 @@ def test_the_next_turn_goes_to_the_engine_of_the_previous_one_unless_another_one
 @pytest.mark.parametrize(("ahead", "chosen"), [(0, "home"), (8, "home"), (9, "other")])
 def test_a_next_turn_goes_home_while_slots_are_free_unless_home_is_far_ahead(ahead: int, chosen: str) -> None:
     home, other = loaded("home", 64, 3 + ahead), loaded("other", 64, 3)
-    queue = RequestQueue()
+    queue = new_queue()
     queue.put(Request(("s", 1, 0), SharedPrefix(), (1, 0, 0), 100, previous=home))
     assert drain(queue, [home, other]) == [("s", chosen)]
 
@@ -597,7 +617,7 @@ def test_a_group_of_a_lost_engine_goes_to_another_one_in_its_order() -> None:
 def test_a_busy_engine_takes_no_request_whose_home_is_another_engine(turn: bool) -> None:
     """It could only hold the request, and the home has the prefix."""
     home, busy = loaded("home", 4, 8), loaded("busy", 4, 4)
-    queue = RequestQueue()
+    queue = new_queue()
     prefix = SharedPrefix() if turn else SharedPrefix(home)
     queue.put(Request(("s", 1, 0), prefix, (1, 0, 0), 100, previous=home if turn else None))
     assert home.free_slots == 0 < busy.free_slots and not drain(queue, [home, busy])
@@ -608,7 +628,7 @@ def test_a_busy_engine_takes_no_request_whose_home_is_another_engine(turn: bool)
 def test_members_behind_a_cancelled_one_are_sent() -> None:
     """The home of a group changes, and the next member is cancelled while it waits for that home."""
     first, second = loaded("first", 4, 7), loaded("second", 4, 0)
-    queue, prefix = RequestQueue(), SharedPrefix()
+    queue, prefix = new_queue(), SharedPrefix()
     members = [Request((f"s{member}", 0, 0), prefix, (1, 0, member), 100) for member in range(4)]
     for request in members:
         queue.put(request)
@@ -632,7 +652,7 @@ def test_every_request_is_sent_once_whatever_engines_and_requests_come_and_go(
 ) -> None:
     rng = random.Random(seed)
     pool = [loaded(f"e{number}", rng.randint(1, 6), 0) for number in range(engines)]
-    queue, prefixes = RequestQueue(), [SharedPrefix() for _ in range(6)]
+    queue, prefixes = new_queue(), [SharedPrefix() for _ in range(6)]
     waiting, done = {}, set()
     for number, prefix in enumerate(prefixes):
         for member in range(members):
@@ -641,7 +661,8 @@ def test_every_request_is_sent_once_whatever_engines_and_requests_come_and_go(
             queue.put(request)
     for _ in range(400):
         present = [engine for engine in pool if rng.random() < 0.8]
-        for request, engine in queue.assign(present, lambda engine, kind: True, rng.random() < 0.7):
+        set_engines(queue, present)
+        for request, engine in queue.assign(lambda engine, kind: True, rng.random() < 0.7):
             assert request.engine is engine and waiting.pop(request.key) is request
         for engine in pool:
             for key in [key for key in engine.requests if rng.random() < 0.3]:
@@ -658,7 +679,7 @@ def test_every_request_is_sent_once_whatever_engines_and_requests_come_and_go(
 @pytest.mark.parametrize("home", [False, True])
 def test_cancelled_requests_leave_the_queue(home: bool) -> None:
     """Thousands of samples are cancelled behind one that no engine takes; groups whose home is away are as well."""
-    away, queue = loaded("away", 4, 4), RequestQueue()
+    away, queue = loaded("away", 4, 4), new_queue()
     kept = Request(("kept", 0, 0), SharedPrefix(), (0, 0, 0), 100)
     queue.put(kept)
     for number in range(10_000):
@@ -666,7 +687,8 @@ def test_cancelled_requests_leave_the_queue(home: bool) -> None:
         request = Request((f"s{number}", 0, 0), prefix, (1, number, 0), 100, previous=away if number % 2 else None)
         queue.put(request)
         queue.cancel(request)
-    entries = sum(len(heap) for heaps in queue._kinds.values() for heap in heaps.values())
+    kinds = list(queue._kinds.values())
+    entries = sum(len(heap) for kind in kinds for heaps in (kind._heaps, kind._firsts) for heap in heaps.values())
     assert entries == queue._entries <= 100
     assert drain(queue, [loaded("one", 4, 0)]) == [("kept", "one")]
 
@@ -811,7 +833,7 @@ def test_a_group_whose_version_is_known_too_late_has_its_own_cause() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_first_waiting_request_of_each_kind_and_home_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
-    queue, prefixes = RequestQueue(), [SharedPrefix() for _ in range(4)]
+    queue, prefixes = new_queue(), [SharedPrefix() for _ in range(4)]
     monkeypatch.setattr(dispatch, "FEWEST_ENTRIES", seed % 3)
     engines = [EngineLoad(f"e{n}", 2, 64) for n in range(3)]
     waiting: list[Request] = []
@@ -827,7 +849,8 @@ def test_the_first_waiting_request_of_each_kind_and_home_is_found(seed: int, mon
         if draw.random() < 0.4:
             queue.cancel(draw.choice(waiting))
         if draw.random() < 0.4:
-            _ = list(queue.assign(engines, lambda engine, kind: draw.random() < 0.6))
+            set_engines(queue, engines)
+            _ = list(queue.assign(lambda engine, kind: draw.random() < 0.6))
             for engine in engines:
                 for held in [*engine.requests]:
                     if draw.random() < 0.6:
@@ -837,9 +860,16 @@ def test_the_first_waiting_request_of_each_kind_and_home_is_found(seed: int, mon
         first: dict[object, Request] = {}
         for each in sorted(waiting, key=lambda request: request.order, reverse=True):
             first[each.kind, each.home] = each
-        places = [(kind, home) for kind, heaps in queue._kinds.items() for home in heaps]
-        found = {(kind, home): queue._head(kind, home) for kind, home in places}
-        assert {place: request for place, request in found.items() if request is not None} == first
+        places = [(kind, home) for kind, waiting_ in queue._kinds.items() for home in list(waiting_._heaps)]
+        found = {(kind, home): queue._kinds[kind].head(home) for kind, home in places}
+        assert {place: entry[2] for place, entry in found.items() if entry is not None} == first
+        queue._refresh()
+        for kind, of_kind in queue._kinds.items():
+            for ability in {queue.engines.ability(engine) for engine in engines}:
+                homes = [each for each in engines if queue.engines.ability(each) == ability]
+                entry = of_kind.first(ability)
+                heads = [first[kind, home] for home in homes if (kind, home) in first]
+                assert (None if entry is None else entry[2]) is min(heads, key=lambda each: each.order, default=None)
 
 
 def test_a_group_waits_for_its_greedy_answer_which_no_member_replaces() -> None:

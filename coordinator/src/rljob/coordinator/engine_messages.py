@@ -96,7 +96,9 @@ class EngineMessages:
                 pod=message.pod,
                 evaluates=pool.purpose == "evaluation",
             )
-            run.engines.by_instance[message.instance] = engine
+            engine.draining = run.draining.drains(engine)
+            run.engines.register(engine)
+            run.silent.watch(engine, run.now)
         engine.connection, engine.state, engine.tensors = connection, "ready", ""
         holds = (message.lineage, message.version)
         known = message.version >= 0 and run.weights.digests.get(holds) == message.digest
@@ -110,7 +112,7 @@ class EngineMessages:
         engine with the same instance name has registered since."""
         run = self._run
         if run.engines.by_instance.get(engine.instance) is engine:
-            del run.engines.by_instance[engine.instance]
+            run.engines.remove(engine)
             self._reassign(engine, "engine_lost")
 
     def _reassign(self, engine: EngineRecord, reason: Requeue) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 from rljob.coordinator.connection import Connection
 from rljob.protocol.agent_protocol import HEARTBEAT_SECONDS, EngineCrashed, Forget, WeightAck
-from rljob.scheduling.dispatch import EngineLoad
+from rljob.scheduling.engine_ranks import EngineRanks
+from rljob.scheduling.request import EngineLoad
 
 FAILURES_BEFORE_RESTART = 3
 SILENT_HEARTBEATS = 3
 SILENT_SECONDS = SILENT_HEARTBEATS * HEARTBEAT_SECONDS
 FORGOTTEN_TOGETHER = 64  # contexts that an agent drops by one message
+WATCHED = frozenset({"connection", "serving", "update", "ack", "state", "draining", "silent"})
+"""Fields of an engine whose changes its watchers note, besides those of its requests."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -32,10 +37,29 @@ class EngineRecord(EngineLoad):
     fresh: bool = True  # the trainer must open a new weight group for it
     tensors: str = ""  # digest of the list of parameters that its connection has had
     state: str = "ready"
+    draining: bool = False  # see rljob.coordinator.draining
+    silent: bool = False  # see rljob.coordinator.silent_engines
     restarts: int = 0
     running: int = 0  # requests, from its agent's last heartbeat
     waiting: int = 0
     forgotten: list[str] = field(default_factory=list)  # samples whose context its agent need not keep
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in WATCHED:
+            self.touch()
+
+    @property
+    def present(self) -> bool:
+        """Whether its agent is connected."""
+        return self.connection is not None
+
+    @property
+    def ability(self) -> Hashable:
+        """Its weights, its purpose and the longest sequence that it supports; None: it gets no requests."""
+        if self.serving is None or self.state == "leaving" or self.draining or self.silent:
+            return None
+        return (self.serving, self.evaluates, self.max_model_length)
 
     def silent_seconds(self, now: float) -> float:
         """Return for how long the agent has been silent, if it has missed SILENT_HEARTBEATS; else 0. ``now``: time of
@@ -67,11 +91,43 @@ class EngineRecord(EngineLoad):
 
 @dataclass(eq=False)
 class Engines:
-    """All registered engines, and crashes of engine servers."""
+    """All registered engines, and crashes of engine servers. ``ranks``: the order in which they get requests."""
 
     by_instance: dict[str, EngineRecord] = field(default_factory=dict)
+    ranks: EngineRanks[EngineRecord] = field(default_factory=EngineRanks)
     crashed: dict[Connection, EngineCrashed] = field(default_factory=dict)  # last crash of each connected agent
     crashes: Counter[str] = field(default_factory=Counter)  # pool → crashes of engine servers since this start
+
+    with_requests: dict[EngineRecord, None] = field(default_factory=dict)  # as of the last take_changed
+    in_update: dict[EngineRecord, None] = field(default_factory=dict)
+    _changed: dict[EngineRecord, None] = field(default_factory=dict)
+
+    def register(self, engine: EngineRecord) -> None:
+        """Add an engine of a new instance."""
+        self.by_instance[engine.instance] = engine
+        self.ranks.add(engine)
+        engine.watchers.append(self._changed)
+        self._changed[engine] = None
+
+    def remove(self, engine: EngineRecord) -> None:
+        """Remove a registered engine."""
+        del self.by_instance[engine.instance]
+        self.ranks.remove(engine)
+        engine.watchers = [watcher for watcher in engine.watchers if watcher is not self._changed]
+        self._changed[engine] = None
+
+    def take_changed(self) -> list[EngineRecord]:
+        """Return the engines that changed since the last call, in the order of their first change."""
+        changed = list(self._changed)
+        self._changed.clear()
+        for engine in changed:
+            registered = self.by_instance.get(engine.instance) is engine
+            for group, belongs in ((self.with_requests, engine.requests), (self.in_update, engine.update is not None)):
+                if registered and belongs:
+                    group[engine] = None
+                else:
+                    group.pop(engine, None)
+        return changed
 
     def connected(self) -> list[EngineRecord]:
         """Return the engines whose agent is connected."""

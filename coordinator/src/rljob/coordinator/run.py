@@ -31,6 +31,7 @@ from rljob.coordinator.progress import RunHistory
 from rljob.coordinator.role_loads import RoleLoads
 from rljob.coordinator.sample_outcomes import SampleOutcomes
 from rljob.coordinator.scheduler_settings import scheduler_settings
+from rljob.coordinator.silent_engines import SilentEngines
 from rljob.coordinator.trainer_control import TrainerController
 from rljob.coordinator.trajectories import Trajectories
 from rljob.coordinator.trajectory import Trajectory
@@ -42,9 +43,9 @@ from rljob.ledger.step_metrics import step_metrics
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import trainer_protocol as m
 from rljob.protocol.batch_samples import BatchSample
-from rljob.scheduling.dispatch import RequestKind
 from rljob.scheduling.groups import REJECTED, Ended, Group
 from rljob.scheduling.mixture import Mixture
+from rljob.scheduling.request import RequestKind
 from rljob.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ class Run:
         self.spec = spec
         self.ledger = ledger
         self.engines = Engines()
+        self.silent = SilentEngines(self.engines)
         self.scheduler = Scheduler(scheduler_settings(spec), Mixture({task.name: task.weight for task in spec.tasks}))
         self.progress = RunHistory(clock)
         self.earlier = EarlierStepsHistory(spec.algorithm)
@@ -133,6 +135,7 @@ class Run:
         with self._guard:
             if self.over:
                 return
+            self.silent.update(self.now)
             if not self.suspending:
                 self._evaluate()
             self._form_batch_if_due()  # may reject groups and find stragglers: before admission and dispatch
@@ -202,8 +205,8 @@ class Run:
             self.ledger.record_mixture({task: MixtureRecord(**asdict(share)) for task, share in changed.items()})
 
     def _eligible(self, engine: EngineRecord, kind: RequestKind) -> bool:
-        """Whether ``engine`` may run requests of ``kind``: it is available, has the purpose and the length, and serves
-        the version."""
+        """Whether ``engine`` may run requests of ``kind``: it has the purpose and the length, and serves the version.
+        The ability of the engine decides it."""
         pinned, min_model_length = kind
         version = self.version if pinned is None else pinned
         if engine.serving != (self.weights.lineage, version):
@@ -211,10 +214,6 @@ class Run:
         if not self._matches_purpose(engine, pinned is not None):
             return False
         if engine.max_model_length < min_model_length:
-            return False
-        if engine.state == "leaving" or self.draining.drains(engine):
-            return False
-        if engine.silent_seconds(self.now):
             return False
         return pinned is not None or self.scheduler.may_generate
 
@@ -247,11 +246,9 @@ class Run:
             self.ledger.then(self.changed)
 
     def _update_timers(self) -> None:
+        self.engines.take_changed()
         self.progress.engines.update(self.engines.by_instance, self.now)
-        generating = updating = False
-        for engine in self.engines.by_instance.values():
-            generating = generating or bool(engine.requests)
-            updating = updating or engine.update is not None
+        generating, updating = bool(self.engines.with_requests), bool(self.engines.in_update)
         session = self.trainer.session
         training, waiting = session.busy == "Train", session.connection is not None and not session.busy
         self.progress.watches.set_all(generating, training, updating, waiting)

@@ -38,7 +38,8 @@ from rljob.protocol.runner_protocol import (
     TrajectoryFailed,
     TrajectoryScored,
 )
-from rljob.scheduling.dispatch import Request, RequestKey, RequestKind, RequestQueue
+from rljob.scheduling.dispatch import RequestQueue
+from rljob.scheduling.request import Request, RequestKey, RequestKind
 from rljob.scheduling.seeds import derive
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class Trajectories:
         self._leases = Leases(ledger, self._before_lease, events)
         self._claims: dict[RequestKey, EngineRecord] = {}
         """After a restart: requests that run on an engine, but that no runner has repeated yet."""
-        self.queue = RequestQueue()
+        self.queue = RequestQueue(engines.ranks)
         self.by_sample: dict[str, Trajectory] = {}
         self.generated_tokens = 0
 
@@ -242,7 +243,7 @@ class Trajectories:
         which no engine had a request yet."""
         if not self.queue:
             return
-        for request, engine in self.queue.assign(self._engines.connected(), eligible, start_groups):
+        for request, engine in self.queue.assign(eligible, start_groups):
             trajectory = self.by_sample[request.key[0]]
             branch = trajectory.branches[request.key[3]]
             branch.previous = engine

@@ -15,8 +15,8 @@ from rljob.protocol.agent_protocol import Completion, Generate, RequestId, Sampl
 from rljob.protocol.branches import TurnKey
 from rljob.protocol.contexts import GrowingDigest, context_digest
 from rljob.protocol.runner_protocol import GenerateRequest, GenerateResult, PoolAnswer, PoolAnswered, TurnTokens
-from rljob.scheduling.dispatch import Request, RequestKey
 from rljob.scheduling.groups import Sample
+from rljob.scheduling.request import Request, RequestKey
 
 ANOTHER_CONTEXT = (
     "{} was generated from another context than it has now; a loop that runs again must make the same calls"

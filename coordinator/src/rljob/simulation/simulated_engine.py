@@ -33,7 +33,7 @@ from rljob.protocol.contexts import KeptContexts
 from rljob.protocol.known_tensors import KnownTensors
 from rljob.protocol.shared_messages import VersionSpan
 from rljob.protocol.trainer_protocol import Train
-from rljob.scheduling.dispatch import RequestKey
+from rljob.scheduling.request import RequestKey
 from rljob.simulation.memory_link import MemoryLink, MemoryServer, Traffic
 
 ONE_TOKEN = bytes(4)

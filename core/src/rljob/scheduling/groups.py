@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from rljob.scheduling.dispatch import SharedPrefix
+from rljob.scheduling.request import SharedPrefix
 
 End = Literal["trained", "baseline", "filtered", "surplus", "expired", "failed", "evaluated"]
 """The end of a sample; every sample has exactly one. Only samples of evaluations end as ``evaluated``. The greedy
