@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,8 +30,14 @@ class Clock:
 
 
 def engine(instance: str, pool: str = "main", pod: str = "") -> EngineRecord:
-    connection: Any = SimpleNamespace(heard=100.0)
+    connection: Any = SimpleNamespace(heard=math.inf)
     return EngineRecord(instance, 4, 64, pool=pool, connection=connection, pod=pod, serving=(0, 0))
+
+
+def update(accounts: EngineSeconds, engines: dict[str, EngineRecord], now: float) -> None:
+    """Update as if all engines had changed, also those that are gone."""
+    held = [account.holder for account in accounts.accounts if account.holder is not None]
+    accounts.update([*engines.values(), *held], engines, now)
 
 
 def give_request(record: EngineRecord) -> None:
@@ -47,7 +54,7 @@ def test_each_second_has_one_activity() -> None:
         for each in engines:
             if each.connection is not None:
                 each.connection.heard = heard
-        accounts.update({each.instance: each for each in engines}, clock.now)
+        update(accounts, {each.instance: each for each in engines}, clock.now)
         clock.now += seconds
 
     spend(1, one)  # it has no weights
@@ -58,11 +65,11 @@ def test_each_second_has_one_activity() -> None:
     one.begin_update(1)
     spend(8, one)  # requests wait meanwhile
     one.end_update()
-    spend(16, one, silent=True)
+    spend(16, one, silent=True)  # for a second
     one.connection = None
     spend(32, one)
     spend(64)  # it is forgotten
-    assert accounts.seconds() == {"generating": 4, "waiting": 2, "paused": 9, "dead": 112}
+    assert accounts.seconds() == {"generating": 4, "waiting": 2, "paused": 8, "dead": 113}
     assert sum(accounts.seconds().values()) == clock.now - 100
 
 
@@ -75,7 +82,7 @@ class Updates:
         give_request(self.one)
 
     def spend(self, seconds: float) -> None:
-        self.accounts.update({"a.0": self.one}, 100.0)
+        update(self.accounts, {"a.0": self.one}, 100.0)
         self.clock.now += seconds
         assert sum(self.accounts.seconds().values()) == self.clock.now - 100
 
@@ -125,10 +132,10 @@ def test_an_update_that_is_not_acknowledged_is_paused_whole() -> None:
     run.one.end_update()
     run.one.begin_update(3)
     run.spend(4)
-    run.accounts.update({}, 100.0)  # it is lost
+    update(run.accounts, {}, 100.0)  # it is lost
     assert run.accounts.decided_seconds() == {"generating": 2, "waiting": 0, "paused": 1 + 4, "dead": 0}
     again = engine("a.1")
-    run.accounts.update({"a.1": again}, 100.0)
+    update(run.accounts, {"a.1": again}, 100.0)
     run.accounts.acknowledged(again, 0, 9)
     assert run.accounts.seconds() == run.accounts.decided_seconds()
 
@@ -141,7 +148,7 @@ def test_a_server_that_takes_the_account_of_an_unconnected_one_does_not_divide_i
     again = engine("a.1")
     give_request(again)
     again.begin_update(1)
-    run.accounts.update({"a.0": run.one, "a.1": again}, 100.0)
+    update(run.accounts, {"a.0": run.one, "a.1": again}, 100.0)
     run.accounts.acknowledged(again, 0, 9)
     assert run.accounts.seconds() == {"generating": 0, "waiting": 0, "paused": 3, "dead": 0}
 
@@ -151,7 +158,7 @@ def test_the_seconds_of_an_update_are_in_the_step_in_which_it_is_acknowledged() 
     history = RunHistory(clock)
     give_request(one)
     one.begin_update(1)
-    history.engines.update({"a.0": one}, 100.0)
+    update(history.engines, {"a.0": one}, 100.0)
     clock.now += 4
     first = history.time_step(0, 0, UpdateTotals())
     clock.now += 2
@@ -171,6 +178,28 @@ def test_a_step_has_the_mean_pause_of_the_updates_that_ended_in_it() -> None:
     assert (last["weights/update_seconds"], last["weights/pause_seconds"]) == (0.5, 0.25)
 
 
+@pytest.mark.parametrize("end", ["closed", "removed", "connected again", "heard"])
+def test_a_silent_engine_is_dead_from_the_moment_from_which_it_counts_as_silent(end: str) -> None:
+    """Silence has no event: its beginning is noticed when the seconds are read, or at the next event."""
+    clock, one = Clock(), engine("a.0")
+    accounts, connection = EngineSeconds(clock), one.connection
+    assert connection is not None
+    connection.heard = 900.0
+    give_request(one)
+    accounts.update([one], {"a.0": one}, 900.0)  # the clock differs from the time of the event loop
+    clock.now += 40
+    read = end == "heard"
+    if read:
+        assert accounts.seconds() == {"generating": 15, "waiting": 0, "paused": 0, "dead": 25}
+        connection.heard = 940.0
+    elif end != "removed":
+        one.connection = SimpleNamespace(heard=940.0) if end == "connected again" else None  # type: ignore[assignment]
+    accounts.update([] if read else [one], {} if end == "removed" else {"a.0": one}, 940.0)
+    clock.now += 7
+    generating, dead = (22, 25) if end in ("heard", "connected again") else (15, 32)
+    assert accounts.seconds() == {"generating": generating, "waiting": 0, "paused": 0, "dead": dead}
+
+
 async def test_the_counters_for_prometheus_never_decrease(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(steps=3), tmp_path)
     await world.start()
@@ -183,7 +212,7 @@ async def test_the_counters_for_prometheus_never_decrease(new_world: Any, tmp_pa
     await world.some(5)
 
     def served() -> dict[str, float]:
-        world.run.progress.engines.update(world.run.engines.by_instance, world.run.now)
+        world.run._update_timers()
         [family] = [each for each in RunCollector(world.run).collect() if each.name == "rljob_engine_seconds"]
         return {sample.labels["activity"]: sample.value for sample in family.samples}
 
@@ -199,16 +228,16 @@ def test_the_next_server_of_an_engine_takes_its_account() -> None:
     clock = Clock()
     accounts = EngineSeconds(clock)
     first, second, exam = engine("a.0", pod="pod-a"), engine("b.0", pod="pod-b"), engine("c.0", "exam")
-    accounts.update({each.instance: each for each in (first, second, exam)}, 100.0)
+    update(accounts, {each.instance: each for each in (first, second, exam)}, 100.0)
     clock.now += 1
-    accounts.update({"c.0": exam}, 100.0)
+    update(accounts, {"c.0": exam}, 100.0)
     clock.now += 2
     again = engine("b.1", pod="pod-b")  # not the account of pod-a, although that was lost first
-    accounts.update({each.instance: each for each in (exam, again)}, 100.0)
+    update(accounts, {each.instance: each for each in (exam, again)}, 100.0)
     clock.now += 4
     assert accounts.of(again) == {"generating": 0, "waiting": 5, "paused": 0, "dead": 2}
     other = engine("d.0", pod="pod-d")
-    accounts.update({each.instance: each for each in (exam, again, other)}, 100.0)
+    update(accounts, {each.instance: each for each in (exam, again, other)}, 100.0)
     assert accounts.of(other) == {"generating": 0, "waiting": 1, "paused": 0, "dead": 6}
     assert [account.name for account in accounts.accounts] == ["main-0", "main-1", "exam-0"]
 
@@ -216,14 +245,14 @@ def test_the_next_server_of_an_engine_takes_its_account() -> None:
 def test_a_server_takes_the_account_of_one_that_lost_its_connection() -> None:
     clock = Clock()
     accounts, old, new = EngineSeconds(clock), engine("a.0"), engine("a.1")
-    accounts.update({"a.0": old}, 100.0)
+    update(accounts, {"a.0": old}, 100.0)
     clock.now += 1
     connection, old.connection = old.connection, None
-    accounts.update({"a.0": old, "a.1": new}, 100.0)
+    update(accounts, {"a.0": old, "a.1": new}, 100.0)
     clock.now += 2
     assert (accounts.of(old), sum(accounts.of(new).values())) == ({}, 3)
     old.connection = connection  # it was another engine
-    accounts.update({"a.0": old, "a.1": new}, 100.0)
+    update(accounts, {"a.0": old, "a.1": new}, 100.0)
     assert [account.name for account in accounts.accounts] == ["main-0", "main-1"]
     assert sum(accounts.seconds().values()) == 3
 
@@ -231,13 +260,13 @@ def test_a_server_takes_the_account_of_one_that_lost_its_connection() -> None:
 def test_an_engine_that_was_removed_on_purpose_is_not_dead() -> None:
     clock = Clock()
     accounts, one = EngineSeconds(clock), engine("a.0")
-    accounts.update({"a.0": one}, 100.0)
+    update(accounts, {"a.0": one}, 100.0)
     clock.now += 3
     one.state = "leaving"
-    accounts.update({}, 100.0)
+    update(accounts, {}, 100.0)
     clock.now += 9
     assert accounts.seconds() == {"generating": 0, "waiting": 3, "paused": 0, "dead": 0}
-    accounts.update({"b.0": engine("b.0")}, 100.0)
+    update(accounts, {"b.0": engine("b.0")}, 100.0)
     assert [account.name for account in accounts.accounts] == ["main-0", "main-1"]
 
 

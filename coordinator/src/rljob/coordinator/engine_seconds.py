@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from rljob.coordinator.connection import Connection
 from rljob.coordinator.engines import SILENT_SECONDS, EngineRecord
 
 ENGINE_ACTIVITIES = ("generating", "waiting", "paused", "dead")
@@ -32,6 +33,8 @@ class EngineAccount:
     user: str = ""  # name of the engine that has it, or had it last
     ended: bool = False
     update: int | None = None  # the running weight update
+    holder: EngineRecord | None = None  # the registered server that has it
+    connection: Connection | None = None  # of the agent of that, as of the last update
     undecided: list[tuple[float, float]] = field(default_factory=list)  # (begin, end), of the running update
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ENGINE_ACTIVITIES, 0.0))
 
@@ -62,38 +65,63 @@ class EngineSeconds:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._held: dict[EngineRecord, EngineAccount] = {}
+        self._behind = 0.0  # time of the event loop minus that of the clock
+        self._noted: dict[EngineRecord, None] = {}  # found silent since the last update
         self.accounts: list[EngineAccount] = []
 
-    def update(self, engines: Mapping[str, EngineRecord], now: float) -> None:
+    def update(self, changed: Iterable[EngineRecord], engines: Mapping[str, EngineRecord], now: float) -> None:
         """Record the state of the engines.
 
         Args:
+            changed: the engines that have changed, were registered or were removed since the last update.
             engines: instance → engine, of all registered engines.
             now: time of the event loop.
         """
         at = self._clock()
-        gone = [engine for engine in self._held if engines.get(engine.instance) is not engine]
-        for engine in gone:
-            lost = self._held.pop(engine)
-            lost.advance(at, "dead")
-            lost.decide()
-            lost.ended = engine.state == "leaving"
-        for engine in engines.values():
+        self._behind = now - at
+        order = dict.fromkeys([*self._noted, *changed])
+        self._noted.clear()
+        for engine in [engine for engine in order if engines.get(engine.instance) is not engine]:
+            del order[engine]
+            self._lose(engine, at)
+        for engine in order:
             account = self._held.get(engine)
             if account is None and engine.connection is not None:
                 account = self._take(engine, at)
             if account is not None:
+                if engine.connection is not account.connection:
+                    self._end_if_silent(account, at)
+                    account.connection = engine.connection
                 activity = activity_of(engine, now)
                 if activity != account.activity or engine.update != account.update:
                     self._follow(account, engine, at, activity)
 
-    @staticmethod
-    def _follow(account: EngineAccount, engine: EngineRecord, at: float, activity: str) -> None:
+    def _lose(self, engine: EngineRecord, at: float) -> None:
+        lost = self._held.pop(engine, None)
+        if lost is not None:
+            self._end_if_silent(lost, at)
+            lost.advance(at, "dead")
+            lost.decide()
+            lost.ended, lost.holder, lost.connection = engine.state == "leaving", None, None
+
+    def _follow(self, account: EngineAccount, engine: EngineRecord, at: float, activity: str) -> None:
         other = engine.update != account.update
+        self._end_if_silent(account, at)
         account.advance(at, activity)
         if other:  # an update that was acknowledged has nothing undecided
             account.decide()
             account.update = engine.update
+
+    def _end_if_silent(self, account: EngineAccount, at: float) -> bool:
+        """End the activity of an account whose agent is silent, at the time from which it counts as dead. Return
+        whether it ended. Silence begins without an event."""
+        if account.connection is None or account.activity == "dead" or account.ended:
+            return False
+        begin = account.connection.heard + SILENT_SECONDS - self._behind
+        if begin >= at:
+            return False
+        account.advance(max(account.since, begin), "dead")
+        return True
 
     def acknowledged(self, engine: EngineRecord, pause: float, since_resume: float) -> None:
         """Divide the seconds of the engine's update into pause and generation, as its agent has just reported them.
@@ -111,19 +139,19 @@ class EngineSeconds:
     def _take(self, engine: EngineRecord, at: float) -> EngineAccount:
         """Return the account of an engine that has just registered. It may be that of a server that is not connected:
         if that one connects again, it takes another account."""
-        holders = {account: holder for holder, account in self._held.items()}
         of_pool = [account for account in self.accounts if account.pool == engine.pool]
-        free = [account for account in of_pool if not account.ended and not _is_connected(holders.get(account))]
+        free = [account for account in of_pool if not account.ended and not _is_connected(account.holder)]
         account = next((each for each in free if each.user == engine.name), free[0] if free else None)
         if account is None:
             account = EngineAccount(f"{engine.pool}-{len(of_pool)}", engine.pool, at, at)
             self.accounts.append(account)
-        elif account in holders:
-            del self._held[holders[account]]
+        elif account.holder is not None:
+            del self._held[account.holder]
+        self._end_if_silent(account, at)
         account.advance(at, account.activity)
         account.decide()
         account.update = None
-        account.user = engine.name
+        account.user, account.holder, account.connection = engine.name, engine, engine.connection
         self._held[engine] = account
         return account
 
@@ -136,7 +164,7 @@ class EngineSeconds:
         """Return activity → seconds of some accounts until now; by default of all. Until an update is acknowledged, its
         seconds with requests are paused."""
         accounts = self.accounts if accounts is None else list(accounts)
-        at, sums = self._clock(), self.decided_seconds(accounts)
+        sums, at = self.decided_seconds(accounts), self._clock()
         for account in accounts:
             sums["paused"] += sum(end - begin for begin, end in account.undecided)
             if account.activity == _UNDECIDED:
@@ -148,6 +176,8 @@ class EngineSeconds:
         decrease."""
         at, sums = self._clock(), dict.fromkeys(ENGINE_ACTIVITIES, 0.0)
         for account in self.accounts if accounts is None else accounts:
+            if self._end_if_silent(account, at) and account.holder is not None:
+                self._noted[account.holder] = None
             for activity, spent in account.seconds.items():
                 sums[activity] += spent
             if not account.ended and account.activity != _UNDECIDED:

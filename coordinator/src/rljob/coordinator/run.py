@@ -246,8 +246,8 @@ class Run:
             self.ledger.then(self.changed)
 
     def _update_timers(self) -> None:
-        self.engines.take_changed()
-        self.progress.engines.update(self.engines.by_instance, self.now)
+        changed = self.engines.take_changed()
+        self.progress.engines.update(changed, self.engines.by_instance, self.now)
         generating, updating = bool(self.engines.with_requests), bool(self.engines.in_update)
         session = self.trainer.session
         training, waiting = session.busy == "Train", session.connection is not None and not session.busy
