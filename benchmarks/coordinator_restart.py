@@ -41,11 +41,12 @@ CREATE TEMP TABLE numbers AS WITH RECURSIVE n(g) AS (SELECT 0 UNION ALL SELECT g
 FILL = (
     "DELETE FROM groups",  # what the first start admitted
     "DELETE FROM samples",
+    "DELETE FROM mixture",
     "INSERT INTO groups SELECT g, 'train', g, 'sums', g, MAX(0, step - :staleness), 0, MAX(0, step - :staleness),"
     " MAX(0, step - :staleness) * :prompts * 8, step >= :steps FROM numbers WHERE member = 0",
     "INSERT INTO samples (number) SELECT sample FROM numbers WHERE step >= :steps",
-    "INSERT INTO samples SELECT sample, 0, 'trained', '', 0.5, '[0.5]', json_array(g * 8 + member + 1), 100, :tokens,"
-    " 100 + :tokens, NULL, step, step, 'stop', NULL, '{\"accuracy\":1.0}', 0, 0, 2031, step, 0.0 FROM numbers"
+    "INSERT INTO samples SELECT sample, 0, 'trained', '', 0.5, '[0.5]', NULL, json_array(g * 8 + member + 1), 100,"
+    " :tokens, 100 + :tokens, NULL, step, step, 'stop', NULL, '{\"accuracy\":1.0}', 0, 0, 2031, step, 0.0 FROM numbers"
     " WHERE step < :steps",
     "INSERT INTO completions SELECT g * 8 + member + 1, sample, 0, '', 0, 'stop', :tokens, 100 + :tokens, step, step,"
     " 'main-0.0', printf('%032d', 0), 0, 0, 4451 FROM numbers WHERE step < :steps",
@@ -55,7 +56,7 @@ FILL = (
     "INSERT INTO step_metrics SELECT DISTINCT step, :metrics FROM numbers WHERE step < :steps",
     "INSERT INTO incarnations VALUES (1, 'trainer', 0, 0.0)",
     "INSERT INTO ended VALUES ('trained', :steps * :prompts * 8)",
-    "INSERT INTO mixture VALUES ('sums', :steps, (:steps + :staleness) * :prompts, 0.0, 1.0, 0.0, 0.0, 0.0)",
+    "INSERT INTO mixture VALUES ('sums', :groups, 0.0, 1.0, :groups - :steps * :prompts, 0.0, 0.0, 0)",
 )
 
 
