@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -426,17 +427,21 @@ async def test_rewards_that_never_differ_end_the_run_with_a_reason(new_world: An
     assert world.run.failure is not None and world.run.failure[0] == "AllGroupsFiltered"
 
 
-async def test_a_task_without_accepted_groups_is_named_and_the_others_continue(new_world: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [0, 300], ids=["counted", "counted before"])
+async def test_a_task_without_accepted_groups_is_named_and_the_others_continue(
+    new_world: Any, tmp_path: Path, before: int
+) -> None:
     common = {"data": {"reasoningGym": {"dataset": "chain_sum"}}, "reward": "r"}
-    tasks = [{"name": "sums", **common}, {"name": "hopeless", **common, "groupFilter": {"minMean": 2.0}}]
+    tasks = [{"name": "sums", **common}, {"name": "hard", **common, "groupFilter": {"minMean": 2.0}}]
     world = new_world(job(steps=40, tasks=tasks), tmp_path)
     await world.start()
+    world.run.scheduler.mixture.shares["hard"].rejections_in_a_row = before
     world.connect_all()
     await world.settle(100_000)
     assert world.run.finished and world.run.failure is None
     (warning,) = world.run.warnings
-    because = "the last one because the group's mean reward 1 is below groupFilter.minMean 2; until one is accepted"
-    assert warning.startswith(f"task hopeless: 256 groups in a row were rejected or failed, {because}")
+    because = r"the last one because the group's mean reward [01] is below groupFilter\.minMean 2; until one is"
+    assert re.match(f"task hard: 256 groups in a row were rejected or failed, {because}", warning)
 
 
 async def test_samples_that_all_fail_end_the_run_with_the_reason(new_world: Any, tmp_path: Path) -> None:

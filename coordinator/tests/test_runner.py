@@ -1,6 +1,7 @@
 """A runner against a fake coordinator and a fake reward service, over real connections."""
 
 import asyncio
+import contextvars
 import math
 import os
 import signal
@@ -693,6 +694,20 @@ def exits_in_a_task(error: BaseException) -> Loop:
     return loop
 
 
+async def exits_in_an_empty_context(context: Context) -> Score:
+    """In a task of a task: the second one inherits a context that the loop made."""
+
+    async def tool() -> None:
+        raise SystemExit(2)
+
+    async def starts_the_tool() -> None:
+        await asyncio.create_task(tool())
+
+    await context.generate(context.prompt.token_ids)
+    await asyncio.create_task(starts_the_tool(), context=contextvars.Context())
+    raise AssertionError("this is not reached")
+
+
 class OddError(BaseException):
     """An exception that is no Exception."""
 
@@ -765,6 +780,7 @@ async def gives_tokens_as_a_list(context: Context) -> Score:
         (exits, [], "SystemExit: enough"),
         *((raises(error), TURNS[:1], reason) for error, reason in ODD),
         (exits_in_a_task(SystemExit(2)), TURNS[:1], "a task of its loop raised SystemExit: 2"),
+        (exits_in_an_empty_context, TURNS[:1], "a task of its loop raised SystemExit: 2"),
         (exits_in_a_task(KeyboardInterrupt()), TURNS[:1], "a task of its loop raised KeyboardInterrupt"),
         (exits_in_a_task(OddError("odd")), TURNS[:1], "OddError: odd"),
         (raises(asyncio.CancelledError()), TURNS[:1], "the loop was cancelled"),

@@ -22,7 +22,7 @@ from rljob.scheduling.dispatch import RequestQueue
 from rljob.scheduling.engine_ranks import EngineRanks
 from rljob.scheduling.filters import GroupFilter
 from rljob.scheduling.groups import Ended, Group, Sample
-from rljob.scheduling.mixture import HOPELESS, Mixture
+from rljob.scheduling.mixture import MAX_REJECTIONS_IN_A_ROW, Mixture
 from rljob.scheduling.request import EngineLoad, Request, SharedPrefix
 from rljob.scheduling.scheduler import Scheduler, Settings
 
@@ -761,22 +761,22 @@ def test_groups_that_are_lost_lower_the_acceptance_rate_of_their_task(how: str) 
 
 
 @pytest.mark.parametrize("alpha", [0, 2])
-def test_a_task_without_hope_takes_no_more_prompts_than_its_weight_gives_it(alpha: int) -> None:
+def test_a_task_without_accepted_groups_takes_the_prompts_of_its_weight(alpha: int) -> None:
     """And the share of its weight again, as soon as its groups are accepted."""
-    scheduler = make(steps=60, n=8, g=1, alpha=alpha, hopeless=1.0, easy=1.0)
-    filters = dict.fromkeys(("hopeless", "easy"), ABOVE_0)
+    scheduler = make(steps=60, n=8, g=1, alpha=alpha, rejected=1.0, easy=1.0)
+    filters = dict.fromkeys(("rejected", "easy"), ABOVE_0)
     scheduler.settings = dataclasses.replace(scheduler.settings, filters=filters)
     started, trained = Counter[int](), Counter[int]()
     while scheduler.version < 60:
         step = scheduler.version
         while scheduler.admissible():
             group = scheduler.admit()
-            started[step] += group.task == "hopeless"
+            started[step] += group.task == "rejected"
             if scheduler.may_generate:
                 complete(scheduler, group, step, float(group.task == "easy" or step >= 30))
-        trained[step] = sum(group.task == "hopeless" for group in scheduler.form_batch().groups)
+        trained[step] = sum(group.task == "rejected" for group in scheduler.form_batch().groups)
         scheduler.trained(step)
-    assert sum(started[step] for step in range(20)) >= HOPELESS
+    assert sum(started[step] for step in range(20)) >= MAX_REJECTIONS_IN_A_ROW
     assert all(started[step] <= 8 + 1 for step in range(20, 30)), "half of the weight, as many as the other task trains"
     assert abs(sum(trained[step] for step in range(35, 60)) - 25 * 4) <= 8
 

@@ -14,7 +14,7 @@ def awaited_sample(run: Run) -> str:
     longest; empty if the trainer is not free, or if the sample made progress in the last NAMED_SECONDS."""
     if run.must_hold_version or run.version >= run.spec.training.steps:
         evaluated = [each for each in run.trajectories.by_sample.values() if each.version is not None]
-        return _about(run, evaluated, f"the evaluation of version {run.evaluations.running} is held:")
+        return _about(run, evaluated, f"the evaluation of version {run.evaluations.running} waits:")
     if not run.trainer.awaits_new_batch:
         return ""
     group = run.scheduler.awaited()

@@ -438,6 +438,7 @@ class Run:
         self._record_mixture()
         if not ended:
             return
+        self.outcomes.warn_of_rejections(ended)
         self.progress.events.ended(ended)
         cut = [e.sample for e in ended if e.sample.reward is None and not e.sample.greedy]
         self.lengths.cut(sum(sample.group.dispatched is not None for sample in cut))

@@ -8,7 +8,7 @@ from typing import Any
 from rljob.api.algorithm_presets import model_pools
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.run import Run
-from rljob.coordinator.trajectory import MOST_ENDED
+from rljob.coordinator.trajectory import MAX_RUNNER_ENDS
 from rljob.ledger.states import Kind
 from rljob.protocol import runner_protocol as m
 from rljob.protocol.model_logprobs import check_logprobs
@@ -61,18 +61,18 @@ class RunnerMessages:
                     "heldOutPath or heldOutSplit of its data",
                 )
         if message.before is not None:
-            self._ended_runner(message.before)
+            self._runner_end(message.before)
         run.trajectories.register_runner(connection, message.capacity, message.driving)
         run.decisions.register(connection)
         run.changed()
 
-    def _ended_runner(self, end: m.RunnerEnd) -> None:
-        """Fail a sample whose code has ended several processes of runners, before this one gets its lease. Runners that
-        are lost by other causes do not count, however often: a sample must not fail because machines do."""
+    def _runner_end(self, end: m.RunnerEnd) -> None:
+        """Fail a sample whose code has ended several processes of runners. Runners that are lost by other causes do not
+        count, however often: a sample must not fail because machines do."""
         run = self._run
         trajectory = run.trajectories.by_sample.get(end.sample)
-        if trajectory is not None and trajectory.ended_runner(end.lease):
-            reason = f"its loop ended {MOST_ENDED} processes of runners; the last time {end.how}"
+        if trajectory is not None and trajectory.record_runner_end(end.lease):
+            reason = f"its loop ended {MAX_RUNNER_ENDS} processes of runners; the last time {end.how}"
             run.outcomes.failed(trajectory, reason, "runner")
 
     def _generate_request(self, connection: Connection, message: m.GenerateRequest) -> None:

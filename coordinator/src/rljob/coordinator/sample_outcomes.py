@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rljob.api.text_escape import escape_line, short_line
 from rljob.coordinator.trajectory import Trajectory
 from rljob.ledger.states import Kind, State
 from rljob.protocol import runner_protocol as m
-from rljob.scheduling.groups import Cause, Group
-from rljob.scheduling.mixture import HOPELESS
+from rljob.scheduling.groups import Cause, Ended, Group
+from rljob.scheduling.mixture import MAX_REJECTIONS_IN_A_ROW
 
 if TYPE_CHECKING:
     from rljob.coordinator.run import Run
@@ -30,6 +31,7 @@ class SampleOutcomes:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._rejected_tasks: set[str] = set()  # that a warning named
 
     def scored(self, trajectory: Trajectory, turn_rewards: list[float], message: m.TrajectoryScored) -> None:
         """Record the reward of a sample as its runner sent it, and the rewards of its turns."""
@@ -53,7 +55,7 @@ class SampleOutcomes:
             run.evaluations.take(sample, reward)
         else:
             run.end_samples(run.scheduler.score(sample, reward))
-            self._check_progress(sample.group)
+            self._check_no_progress()
         run.changed()
 
     def failed(self, trajectory: Trajectory, reason: str, cause: Cause) -> None:
@@ -68,7 +70,7 @@ class SampleOutcomes:
         else:
             run.last_failure = reason
             run.end_samples(run.scheduler.fail(sample, reason, cause))
-            self._check_progress(sample.group, reason)
+            self._check_no_progress(reason)
         run.changed()
 
     def decided(self, group: Group, accepted: bool, reason: str) -> None:
@@ -80,26 +82,31 @@ class SampleOutcomes:
             run.ledger.record_failure(survivors[0])
             run.last_failure = reason
         run.end_samples(run.scheduler.decide(group, accepted, reason))
-        self._check_progress(group, reason, "group could be trained")
+        self._check_no_progress(reason, "group could be trained")
         run.changed()
 
-    def _check_progress(self, group: Group, reason: str = "", what: str = "sample could be finished") -> None:
-        """Fail a run that cannot make progress, and name a task that cannot.
+    def warn_of_rejections(self, ended: Iterable[Ended]) -> None:
+        """Name the tasks whose groups are all rejected, once each, if other tasks let the run continue.
 
         Args:
-            group: the group of the event.
-            reason: why a sample failed, or why the group could not be decided; empty: neither.
-            what: what is missing if everything fails.
+            ended: samples that have just ended.
         """
         run, shares = self._run, self._run.scheduler.mixture.shares
-        ended = group.id not in run.scheduler.groups
-        if ended and shares[group.task].rejected == HOPELESS and len(shares) > 1:
-            last = short_line(reason or run.scheduler.last_rejection, LAST_FAILURE_CHARACTERS)
-            run.warn(
-                f"task {group.task}: {HOPELESS} groups in a row were rejected or failed, the last one because {last};"
-                " until one is accepted, no more of its groups start than its weight entitles it to; make the task"
-                " easier or harder, check its reward, or change its groupFilter"
-            )
+        last = {each.sample.group.task: each.reason for each in ended if each.end in ("filtered", "failed")}
+        for task, reason in last.items():
+            if not shares[task].all_rejected:
+                self._rejected_tasks.discard(task)
+            elif len(shares) > 1 and task not in self._rejected_tasks:
+                self._rejected_tasks.add(task)
+                because = short_line(reason, LAST_FAILURE_CHARACTERS)
+                run.warn(
+                    f"task {task}: {MAX_REJECTIONS_IN_A_ROW} groups in a row were rejected or failed, the last one"
+                    f" because {because}; until one is accepted, no more of its groups start than its weight entitles"
+                    " it to; make the task easier or harder, check its reward, or change its groupFilter"
+                )
+
+    def _check_no_progress(self, reason: str = "", what: str = "sample could be finished") -> None:
+        run = self._run
         batch = run.spec.training.prompts_per_step
         if run.scheduler.failures_in_a_row > max(3, 2 * batch):
             last = short_line(reason, LAST_FAILURE_CHARACTERS)

@@ -23,7 +23,7 @@ ANOTHER_CONTEXT = (
 )
 
 
-MOST_ENDED = 3
+MAX_RUNNER_ENDS = 3
 """Processes of runners that code of a sample may end; then the sample fails."""
 MOST_EQUAL_QUESTIONS = 1 << 20
 AnswerKey: TypeAlias = tuple[str, str, int]
@@ -117,7 +117,7 @@ class Trajectory(msgspec.Struct, eq=False):
     turns: dict[TurnKey, Turn] = {}  # after those that they continue
     branches: dict[str, Branch] = {}  # with a turn
     answers: dict[AnswerKey, PoolAnswer] = {}  # of frozen pools
-    ended: set[int] = set()  # leases under which its code ended a process of a runner, since the coordinator started
+    runner_ends: set[int] = set()  # leases under which its code ended a runner, since the coordinator started
     recorded_version: int | None = None  # lowest version of a recorded token
     dispatched_before: int | None = None  # that of the ledger when the coordinator started; None after a completion
     since: float = 0.0  # time of the event loop at which it got its runner, its request, its engine or its answer
@@ -216,11 +216,11 @@ class Trajectory(msgspec.Struct, eq=False):
             raise ValueError(f"the context of {named} is not the bytes of at least one int32 token id")
         return self.add_turn(key, message.given, branch)
 
-    def ended_runner(self, lease: int) -> bool:
-        """Record that its code ended a process of a runner under ``lease``; return whether it has ended MOST_ENDED. The
-        next process of the runner repeats its report when it connects again."""
-        self.ended.add(lease)
-        return len(self.ended) >= MOST_ENDED
+    def record_runner_end(self, lease: int) -> bool:
+        """Record that its code ended a process of a runner under ``lease``; return whether there were MAX_RUNNER_ENDS.
+        The next process of the runner repeats its report when it connects again."""
+        self.runner_ends.add(lease)
+        return len(self.runner_ends) >= MAX_RUNNER_ENDS
 
     def answer_of(self, message: PoolAnswered) -> tuple[PoolAnswer, bool]:
         """Return the answer of a frozen pool that counts, and whether it is new.

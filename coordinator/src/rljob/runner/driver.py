@@ -41,7 +41,7 @@ class RunnerDriver:
         held_out: task name → number of rows of its held-out split; tasks with endless splits are absent.
         filters: task name → user-written group filter, of the tasks that have one.
         capacity: trajectories of training that it drives at a time, and as many of evaluations.
-        record: of this process.
+        record: whose code runs in this process, and how the process before ended.
     """
 
     def __init__(

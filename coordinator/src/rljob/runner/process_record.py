@@ -129,6 +129,7 @@ def _mapped(path: Path) -> mmap.mmap:
 def _traced(trace: FileIO, late_seconds: float) -> Iterator[None]:
     """Write to ``trace`` when this process crashes, or its event loop is late."""
     faulthandler.enable(trace)
+    os.register_at_fork(after_in_child=faulthandler.disable)  # it would write the crash of a child here
     watch = asyncio.get_running_loop().create_task(_watch(trace, late_seconds))
     try:
         yield
@@ -144,7 +145,10 @@ async def _watch(trace: FileIO, late_seconds: float) -> None:
         faulthandler.dump_traceback_later(late_seconds, repeat=True, file=trace)
         await asyncio.sleep(late_seconds / CHECKS)
         faulthandler.cancel_dump_traceback_later()
-        if os.fstat(trace.fileno()).st_size:
-            text = _read(Path(trace.name)).decode(errors="replace")
-            log.warning("the event loop of this runner was late; a loop must not block\n%s", text)
-            trace.truncate(0)
+        try:
+            if os.fstat(trace.fileno()).st_size:
+                text = _read(Path(trace.name)).decode(errors="replace")
+                log.warning("the event loop of this runner was late; a loop must not block\n%s", text)
+                trace.truncate(0)
+        except OSError as error:
+            log.warning("where the event loop was late cannot be read: %s", error)

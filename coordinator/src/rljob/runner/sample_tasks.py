@@ -1,8 +1,8 @@
 """Tasks of samples: the one in which the loop of a sample runs, and those that its loop starts.
 
 asyncio lets SystemExit and KeyboardInterrupt of any task end the event loop, and so the runner with all its samples. In
-a task of a sample they are an error of the sample. While such a task runs, the sample is in a record that a process
-which reads it afterwards can name the sample by.
+a task of a sample they are an error of the sample. While such a task runs, the sample is in a record, from which the
+next process reads it.
 """
 
 from __future__ import annotations
@@ -120,6 +120,8 @@ def make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -
     owner = OWNER.get()
     if owner is not None and asyncio.iscoroutine(coroutine):
         coroutine = _SampleSteps(coroutine, owner)
+        if (context := options.get("context")) is not None:
+            context.run(OWNER.set, owner)
     return asyncio.Task(coroutine, loop=loop, **options)
 
 

@@ -137,7 +137,7 @@ class MixtureRecord:
     expected: float = 0.0
     accepted: float = 0.0
     finished: float = 0.0
-    rejected: int = 0
+    rejections_in_a_row: int = 0
 
 
 def mixture(store: Store) -> dict[str, MixtureRecord]:

@@ -139,7 +139,7 @@ CREATE TABLE IF NOT EXISTS mixture (   -- state of rljob.scheduling.mixture, cha
     expected REAL NOT NULL,
     accepted REAL NOT NULL,
     finished REAL NOT NULL,
-    rejected INTEGER NOT NULL        -- groups in a row; see rljob.scheduling.mixture.TaskShare
+    rejections_in_a_row INTEGER NOT NULL  -- -1: a group was accepted in this step
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS step_metrics (   -- computed when the batch was first applied
     step INTEGER PRIMARY KEY,
