@@ -75,6 +75,7 @@ asyncio.run(main())
 os._exit(0)
 """
 BUSY = "os.rename({beat!r}, {beat!r} + '.busy')\n    while True: pass"
+CHILD = "child = os.fork()\n    if not child: ctypes.string_at(0)\n    os.waitpid(child, 0)\n    "
 BLOCKED = r"it blocked the event loop of its runner for 0\.\d+ s, in "
 
 
@@ -142,10 +143,11 @@ def test_the_next_process_knows_whose_code_ended_this_one(
     ("code", "late", "first"),
     [
         (BUSY, 60.0, "pass"),
+        (CHILD + BUSY, 60.0, "pass"),
         ("await asyncio.sleep(600)", 0.05, "asyncio.get_running_loop().call_later(0.01, time.sleep, 600)"),
         ("pass", 60.0, "pass"),
     ],
-    ids=["killed", "blocked by other code", "ends"],
+    ids=["killed", "killed after its child crashed", "blocked by other code", "ends"],
 )
 def test_a_process_that_a_sample_did_not_end_names_no_sample(
     forks: subprocess.Popen[str], tmp_path: Path, code: str, late: float, first: str
