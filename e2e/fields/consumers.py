@@ -332,7 +332,7 @@ def requested(job: RLJob, storage: Path) -> Any:
     class OneOfEachDriver:
         """Replaces RunnerDriver: drives one trajectory of every task and split up to its first request."""
 
-        def __init__(self, url: str, token: str, kits: Any, book: Any, codec: Any, held_out: Any, filters: Any) -> None:
+        def __init__(self, url: str, token: str, kits: Any, book: Any, codec: Any, *rest: Any, **others: Any) -> None:
             self.kits, self.book, self.codec = kits, book, codec
 
         async def run(self) -> None:
@@ -436,7 +436,7 @@ def acting(job: RLJob, storage: Path) -> Any:
     found: list[Any] = []
 
     class Driver:
-        def __init__(self, url: str, token: str, runtimes: Any, *rest: Any) -> None:
+        def __init__(self, url: str, token: str, runtimes: Any, *rest: Any, **others: Any) -> None:
             runtime = next(iter(runtimes.values())).environment
             found.append((runtime.client.url, runtime.limits, runtime.conversation.text({"seed": 1}, "seen")))
 
@@ -480,8 +480,8 @@ def group_filters(job: RLJob, storage: Path) -> Any:
     found: list[Any] = []
 
     class Driver:
-        def __init__(self, name: str, connect: Any, runtimes: Any, prompts: Any, codec: Any, rows: Any, filters: Any):
-            found.extend((task, each._function, each._limit) for task, each in filters.items())
+        def __init__(self, *arguments: Any, **others: Any) -> None:
+            found.extend((task, each._function, each._limit) for task, each in arguments[6].items())
 
         async def run(self) -> None:
             """Exit at once."""
@@ -499,7 +499,7 @@ def loops(job: RLJob, storage: Path) -> Any:
     found: list[Any] = []
 
     class Driver:
-        def __init__(self, url: str, token: str, runtimes: Any, *rest: Any) -> None:
+        def __init__(self, url: str, token: str, runtimes: Any, *rest: Any, **others: Any) -> None:
             found.extend((name, runtime.loop) for name, runtime in runtimes.items())
 
         async def run(self) -> None:
