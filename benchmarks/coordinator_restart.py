@@ -30,7 +30,10 @@ MEMBERS = 8
 STALENESS = 4
 RESTART = Load(prompts=500, staleness=STALENESS, samples=1_000_000)
 TOKENS = 500
-METRICS = {"reward/mean": 0.5, "staleness/mean": 1.0, "staleness/max": 1.0, "tokens_per_second": 1.0, "seconds": 1.0}
+METRICS = {
+    "samples": RESTART.prompts * MEMBERS, "reward/mean": 0.5, "reward/std": 0.5, "staleness/mean": 1.0,
+    "staleness/max": 1.0, "tokens_per_second": 1.0, "seconds": 1.0,
+}  # fmt: skip
 START_SECONDS = 120.0
 
 TRAINED = f"""

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks import coordinator_restart
+from benchmarks.coordinator import manifest
 from benchmarks.coordinator_restart import RESTART, STALENESS, fill
+from rljob.coordinator.recovery import recover
+from rljob.coordinator.run import Run
 from rljob.ledger.queries import MixtureRecord, mixture
 from rljob.ledger.states import Kind
 from rljob.ledger.writer import LedgerWriter
 
 
-async def test_the_mixture_has_the_started_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_coordinator_recovers_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, steps = 5, 3
     load = dataclasses.replace(RESTART, prompts=prompts, samples=steps * prompts * 8)
     monkeypatch.setattr(coordinator_restart, "RESTART", load)
@@ -30,4 +33,7 @@ async def test_the_mixture_has_the_started_rows(tmp_path: Path, monkeypatch: pyt
     ledger = LedgerWriter(tmp_path)
     started = ledger.query("SELECT MAX(row) + 1 FROM groups")[0][0]
     assert mixture(ledger) == {"sums": MixtureRecord(started, expected=float(started - steps * prompts))}
+    run = Run(manifest(load).spec, ledger)
+    recover(run)
+    assert (run.version, len(run.scheduler.groups)) == (steps, (STALENESS + 1) * prompts)
     ledger.close()
