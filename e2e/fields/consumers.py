@@ -480,8 +480,18 @@ def group_filters(job: RLJob, storage: Path) -> Any:
     found: list[Any] = []
 
     class Driver:
-        def __init__(self, *arguments: Any, **others: Any) -> None:
-            found.extend((task, each._function, each._limit) for task, each in arguments[6].items())
+        def __init__(
+            self,
+            name: str,
+            connect: Any,
+            runtimes: Any,
+            prompts: Any,
+            codec: Any,
+            rows: Any,
+            filters: Any,
+            **others: Any,
+        ) -> None:
+            found.extend((task, each._function, each._limit) for task, each in filters.items())
 
         async def run(self) -> None:
             """Exit at once."""
