@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import asdict
 from typing import cast
 
 from rljob.api.job_status import MOST_WARNINGS
@@ -51,7 +50,7 @@ def _recover_trainer(run: Run) -> None:
 
 def _recover_scheduler(run: Run, version: int) -> None:
     scheduler, admitted = run.scheduler, queries.admissions(run.ledger)
-    shares = {task: TaskShare(**asdict(record)) for task, record in queries.mixture(run.ledger).items()}
+    shares = {task: TaskShare(**vars(record)) for task, record in queries.mixture(run.ledger).items()}
     mixture = Mixture({task.name: task.weight for task in run.spec.tasks}, shares)
     waiting, trajectories = [], []
     for record in queries.open_groups(run.ledger):

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from functools import cached_property
 from itertools import groupby
 from typing import Any
@@ -202,7 +201,7 @@ class Run:
         """Record what an event changed in the mixture's counters, in the event's commit: the tasks of later prompts do
         not depend on a restart."""
         if changed := self.scheduler.mixture.take_changed():
-            self.ledger.record_mixture({task: MixtureRecord(**asdict(share)) for task, share in changed.items()})
+            self.ledger.record_mixture({task: MixtureRecord(**vars(share)) for task, share in changed.items()})
 
     def _eligible(self, engine: EngineRecord, kind: RequestKind) -> bool:
         """Whether ``engine`` may run requests of ``kind``: it has the purpose and the length, and serves the version.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import astuple
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -269,7 +268,7 @@ class LedgerWriter(Store):
     def record_mixture(self, shares: Mapping[str, MixtureRecord]) -> None:
         """Record the mixture's counters of tasks, together with the event that changed them."""
         for task, share in shares.items():
-            self.execute("INSERT OR REPLACE INTO mixture VALUES (?,?,?,?,?,?,?,?)", task, *astuple(share))
+            self.execute("INSERT OR REPLACE INTO mixture VALUES (?,?,?,?,?,?,?,?)", task, *vars(share).values())
 
     def record_advantages(self, step: int, advantages: bytes) -> None:
         """Record the trainer's advantages of a batch.
