@@ -46,8 +46,9 @@ class Draining:
                 log.info("engine %s is draining", name)
                 self._due[name] = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._hand_back, name)
         for engine in self._engines.by_instance.values():
-            if engine.draining != self.drains(engine):
-                engine.draining = self.drains(engine)
+            drains = self.drains(engine)
+            if engine.draining != drains:  # a change ranks the engine again
+                engine.draining = drains
 
     def drains(self, engine: EngineRecord) -> bool:
         """Whether ``engine`` gets no new requests."""

@@ -106,15 +106,13 @@ class Engines:
         """Add an engine of a new instance."""
         self.by_instance[engine.instance] = engine
         self.ranks.add(engine)
-        engine.watchers.append(self._changed)
-        self._changed[engine] = None
+        engine.watch(self._changed)
 
     def remove(self, engine: EngineRecord) -> None:
         """Remove a registered engine."""
         del self.by_instance[engine.instance]
         self.ranks.remove(engine)
-        engine.watchers = [watcher for watcher in engine.watchers if watcher is not self._changed]
-        self._changed[engine] = None
+        engine.unwatch(self._changed)
 
     def take_changed(self) -> list[EngineRecord]:
         """Return the engines that changed since the last call, in the order of their first change."""

@@ -21,12 +21,9 @@ from operator import attrgetter
 from typing import Generic
 
 from rljob.scheduling.engine_choice import EngineChoice
-from rljob.scheduling.engine_ranks import EngineRanks, Load
+from rljob.scheduling.engine_ranks import FEWEST_ENTRIES, EngineRanks, Load
 from rljob.scheduling.request import EngineLoad, Request, RequestKind, SharedPrefix
 from rljob.scheduling.waiting_requests import WaitingRequests
-
-FEWEST_ENTRIES = 64
-"""Entries of the heaps of a queue that are never searched for stale ones."""
 
 _order = attrgetter("order")
 

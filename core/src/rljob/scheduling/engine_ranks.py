@@ -20,7 +20,7 @@ RankedEngine = tuple[tuple[bool, float, str], int, Load]
 """(rank, number, engine): the lowest is served first."""
 
 FEWEST_ENTRIES = 64
-"""Entries of a heap that is never searched for those that count no more."""
+"""Entries of heaps that are never searched for those that count no more."""
 
 
 @dataclass(eq=False)
@@ -51,14 +51,12 @@ class EngineRanks(Generic[Load]):
     def add(self, engine: Load) -> None:
         """Add an engine."""
         self._members[engine] = None
-        engine.watchers.append(self._changed)
-        self._changed[engine] = None
+        engine.watch(self._changed)
 
     def remove(self, engine: Load) -> None:
         """Remove an engine."""
         del self._members[engine]
-        engine.watchers = [watcher for watcher in engine.watchers if watcher is not self._changed]
-        self._changed[engine] = None
+        engine.unwatch(self._changed)
 
     # --- changes ---
 

@@ -90,6 +90,16 @@ class EngineLoad:
         """What decides which kinds of requests the engine may run; None: none at all."""
         return self.max_model_length
 
+    def watch(self, changed: dict[Any, None]) -> None:
+        """Have the engine added to ``changed`` now, and when it changes."""
+        self.watchers.append(changed)
+        changed[self] = None
+
+    def unwatch(self, changed: dict[Any, None]) -> None:
+        """Have the engine added to ``changed`` for the last time, now."""
+        self.watchers = [watcher for watcher in self.watchers if watcher is not changed]
+        changed[self] = None
+
     def touch(self) -> None:
         """Note for the watchers that the engine has changed."""
         for watcher in self.watchers:
